@@ -1,14 +1,14 @@
 """The exception tree. Catch only what you can act on; everything else ends the process, and its supervisor restarts it.
 
-    SluiceError
-    ├── ConfigError       the user's input is wrong: one line that names field, value, limit and knob; exit code 2 or a 4xx
-    ├── TransientError    may succeed when tried again: retried with back-off until a named deadline
-    ├── PermanentError    will never succeed: recorded with its reason, never retried
-    │   ├── WireError     a message that cannot be read, or whose content hash is not the one named
-    │   └── WeightError   a policy version whose manifest, bytes or checksums do not agree
-    ├── FencedError       another process holds the subject now: stop, and start again by reading
-    ├── WaitTimeoutError  a named wait passed its deadline
-    └── DivergedError     NaN or Inf in the loss or the gradient: the run stops before a checkpoint
+SluiceError
+├── ConfigError       the user's input is wrong: one line that names field, value, limit and knob; exit code 2 or a 4xx
+├── TransientError    may succeed when tried again: retried with back-off until a named deadline
+├── PermanentError    will never succeed: recorded with its reason, never retried
+│   ├── WireError     a message that cannot be read, or whose content hash is not the one named
+│   └── WeightError   a policy version whose manifest, bytes or checksums do not agree
+├── FencedError       another process holds the subject now: stop, and start again by reading
+├── WaitTimeoutError  a named wait passed its deadline
+└── DivergedError     NaN or Inf in the loss or the gradient: the run stops before a checkpoint
 """
 
 
@@ -50,7 +50,9 @@ class WaitTimeoutError(SluiceError):
     """
 
     def __init__(self, wait: str, seconds: float, knob: str) -> None:
-        super().__init__(f"wait {wait!r} passed its deadline of {seconds:g} s; change {knob} or look at who it waits for")
+        super().__init__(
+            f"wait {wait!r} passed its deadline of {seconds:g} s; change {knob} or look at who it waits for"
+        )
         self.wait, self.seconds, self.knob = wait, seconds, knob
 
 
