@@ -1,7 +1,8 @@
-"""The run file: what to learn. One TOML, validated here, immutable afterwards; where things are comes from the environment.
+"""The run file: what to learn. One TOML, validated here, immutable afterwards.
 
-Every field has a sentence; `docs/configuration.md` is generated from this file. Unknown keys are refused. The names stay
-close to what verl users know; `docs/migrating.md` maps verl's and MindSpeed RL's names to these.
+Where things are comes from the environment, never from here. Every field has a sentence; `docs/configuration.md` is
+generated from this file. Unknown keys are refused. The names stay close to what verl users know; `docs/migrating.md`
+maps verl's and MindSpeed RL's names to these.
 """
 
 from __future__ import annotations
@@ -226,8 +227,8 @@ class RunSpec(Section):
         row = self.data.max_prompt_length + self.rollout.max_response_length
         if self.trainer.max_tokens_per_micro_batch < row:
             raise ValueError(
-                f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch} cannot hold one row of "
-                f"data.max_prompt_length + rollout.max_response_length = {row} tokens"
+                f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch} cannot hold one row "
+                f"of data.max_prompt_length + rollout.max_response_length = {row} tokens"
             )
         return self
 

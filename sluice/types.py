@@ -1,7 +1,8 @@
-"""The nouns that every service shares, as frozen dataclasses. Nothing here does I/O; `sluice.wire.codec` turns them into bytes.
+"""The nouns that every service shares, as frozen dataclasses. `sluice.wire.codec` turns them into bytes.
 
-Read from top to bottom this is the life of a group: a Prompt is issued, a worker makes Rollouts, the reward service gives
-Verdicts, the worker stores a Group, the coordinator puts it into a Batch, the trainer turns it into the next PolicyVersion.
+Read from top to bottom this is the life of a group: a Prompt is issued, a worker makes Rollouts, the reward service
+gives Verdicts, the worker stores a Group, the coordinator puts it into a Batch, the trainer turns that into the next
+PolicyVersion.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One issued prompt: a pure function of the run's spec, the issue number `n` and the ISSUE record that covers it."""
+    """One issued prompt: a pure function of the run's spec, the issue number `n` and its ISSUE record."""
 
     run_id: str
     n: int
@@ -86,7 +87,10 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One completion of an attempt at a group. `token_ids`, `logprobs`: [T] response tokens and their behaviour log-probs."""
+    """One completion of an attempt at a group.
+
+    `token_ids`, `logprobs`: [T] response tokens and their behaviour log-probs (nats).
+    """
 
     run_id: str
     n: int

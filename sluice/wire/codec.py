@@ -1,0 +1,244 @@
+"""Dataclasses to bytes and back: the one place that knows the wire format.
+
+Every message carries `format`; a newer program reads older formats, unknown fields are tolerated, and a message that
+breaks the contract (wrong lengths, missing parts, unknown names) is a WireError, never repaired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import zstandard
+from google.protobuf.message import DecodeError, Message
+
+from sluice.errors import WireError
+from sluice.types import (
+    FinishReason,
+    Group,
+    GroupStatus,
+    PolicyVersion,
+    Prompt,
+    Rollout,
+    RolloutSummary,
+    Sampling,
+    VerdictKind,
+    VersionSpan,
+)
+from sluice.wire.v1 import rollouts_pb2 as pb
+
+FORMAT = 1
+MAX_PART_BYTES = 1 << 20
+"""Rollouts are split at 1 MiB: bigger messages are slower per byte on JetStream."""
+MAX_ROLLOUT_BYTES = 1 << 28
+"""Largest rollout after decompression; a bomb is refused before it is unpacked."""
+
+M = TypeVar("M", bound=Message)
+
+
+def content_hash(payload: bytes) -> bytes:
+    """BLAKE2b-128 of the stored bytes: what a group names and a trainer verifies."""
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
+def parse(kind: type[M], payload: bytes) -> M:
+    """Decode one protobuf message.
+
+    Raises:
+        WireError: the bytes are not such a message, or its format is newer than this program.
+    """
+    message = kind()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError as error:
+        raise WireError(f"{kind.__name__} of {len(payload)} bytes cannot be decoded: {error}") from None
+    number = getattr(message, "format", FORMAT)
+    if not 1 <= number <= FORMAT:
+        raise WireError(f"{kind.__name__} has format {number}; this program reads 1 to {FORMAT}")
+    return message
+
+
+def encode_prompt(prompt: Prompt) -> bytes:
+    s = prompt.sampling
+    message = pb.Prompt(
+        format=FORMAT,
+        run_id=prompt.run_id,
+        n=prompt.n,
+        index=prompt.index,
+        epoch=prompt.epoch,
+        token_ids=prompt.token_ids,
+        text=prompt.text,
+        ground_truth=prompt.ground_truth,
+        data_source=prompt.data_source,
+        extra_info=prompt.extra_info,
+        group_size=prompt.group_size,
+        sampling=pb.Sampling(
+            max_new_tokens=s.max_new_tokens,
+            temperature=s.temperature,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            stop_token_ids=s.stop_token_ids,
+        ),
+        seed=prompt.seed,
+        min_version=prompt.min_version,
+    )
+    return message.SerializeToString()
+
+
+def decode_prompt(payload: bytes) -> Prompt:
+    """Raises: WireError."""
+    m = parse(pb.Prompt, payload)
+    if not m.token_ids or not m.group_size:
+        raise WireError(f"prompt {m.run_id}/{m.n} has {len(m.token_ids)} tokens and group size {m.group_size}")
+    s = m.sampling
+    return Prompt(
+        run_id=m.run_id,
+        n=m.n,
+        index=m.index,
+        epoch=m.epoch,
+        token_ids=tuple(m.token_ids),
+        text=m.text,
+        ground_truth=m.ground_truth,
+        data_source=m.data_source,
+        extra_info=m.extra_info,
+        group_size=m.group_size,
+        sampling=Sampling(s.max_new_tokens, s.temperature, s.top_p, s.top_k, tuple(s.stop_token_ids)),
+        seed=m.seed,
+        min_version=m.min_version,
+    )
+
+
+def encode_rollout(rollout: Rollout) -> bytes:
+    """Protobuf, then zstd: the payload that is hashed, split and stored."""
+    message = pb.Rollout(
+        format=FORMAT,
+        run_id=rollout.run_id,
+        n=rollout.n,
+        attempt=rollout.attempt,
+        i=rollout.i,
+        prompt_token_ids=rollout.prompt_token_ids,
+        token_ids=rollout.token_ids,
+        logprobs=rollout.logprobs,
+        finish_reason=rollout.finish_reason,
+        spans=[_span(s) for s in rollout.spans],
+    )
+    return zstandard.compress(message.SerializeToString(), level=3)
+
+
+def decode_rollout(payload: bytes) -> Rollout:
+    """Raises: WireError: not a rollout, lengths that disagree, or spans that do not cover its tokens."""
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
+    except zstandard.ZstdError as error:
+        raise WireError(f"rollout of {len(payload)} bytes cannot be decompressed: {error}") from None
+    m = parse(pb.Rollout, raw)
+    name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
+    spans = tuple(VersionSpan(version_from_wire(s.version), s.start, s.end) for s in m.spans)
+    borders = [0, *(s.end for s in spans)]
+    if [s.start for s in spans] != borders[:-1] or borders[-1] != len(m.token_ids):
+        raise WireError(
+            f"{name}: version spans {[(s.start, s.end) for s in spans]} do not cover {len(m.token_ids)} tokens"
+        )
+    try:
+        return Rollout(
+            run_id=m.run_id,
+            n=m.n,
+            attempt=m.attempt,
+            i=m.i,
+            prompt_token_ids=tuple(m.prompt_token_ids),
+            token_ids=tuple(m.token_ids),
+            logprobs=tuple(m.logprobs),
+            finish_reason=FinishReason(m.finish_reason),
+            spans=spans,
+        )
+    except ValueError as error:
+        raise WireError(f"{name}: {error}") from None
+
+
+def split_payload(payload: bytes) -> list[bytes]:
+    """The parts in which a rollout's payload is stored; at least one."""
+    return [payload[i : i + MAX_PART_BYTES] for i in range(0, len(payload), MAX_PART_BYTES)]
+
+
+def encode_group(group: Group) -> bytes:
+    message = pb.Group(
+        format=FORMAT,
+        run_id=group.run_id,
+        n=group.n,
+        attempt=group.attempt,
+        status=group.status,
+        rollouts=[summary_to_wire(r) for r in group.rollouts],
+        worker=group.worker,
+        engine=group.engine,
+        min_version=group.min_version,
+        generate_seconds=group.generate_seconds,
+        reward_seconds=group.reward_seconds,
+        sample_text=group.sample_text,
+        error=group.error,
+    )
+    return message.SerializeToString()
+
+
+def decode_group(payload: bytes) -> Group:
+    """Raises: WireError."""
+    m = parse(pb.Group, payload)
+    try:
+        return Group(
+            run_id=m.run_id,
+            n=m.n,
+            attempt=m.attempt,
+            status=GroupStatus(m.status),
+            rollouts=tuple(summary_from_wire(r) for r in m.rollouts),
+            worker=m.worker,
+            engine=m.engine,
+            min_version=m.min_version,
+            generate_seconds=m.generate_seconds,
+            reward_seconds=m.reward_seconds,
+            sample_text=m.sample_text,
+            error=m.error,
+        )
+    except ValueError as error:
+        raise WireError(f"group {m.run_id}/{m.n}: {error}") from None
+
+
+def summary_to_wire(summary: RolloutSummary) -> pb.RolloutSummary:
+    return pb.RolloutSummary(
+        sequences=summary.sequences,
+        content_hash=summary.content_hash,
+        verdict=summary.verdict,
+        acc=summary.acc,
+        score=summary.score,
+        shaping=summary.shaping,
+        length=summary.length,
+        finish_reason=summary.finish_reason,
+        oldest_version=version_to_wire(summary.oldest_version),
+        newest_version=version_to_wire(summary.newest_version),
+    )
+
+
+def summary_from_wire(m: pb.RolloutSummary) -> RolloutSummary:
+    """Raises: ValueError: an unknown verdict kind or finish reason."""
+    return RolloutSummary(
+        sequences=tuple(m.sequences),
+        content_hash=m.content_hash,
+        verdict=VerdictKind(m.verdict),
+        acc=m.acc,
+        score=m.score,
+        shaping=m.shaping,
+        length=m.length,
+        finish_reason=FinishReason(m.finish_reason),
+        oldest_version=version_from_wire(m.oldest_version),
+        newest_version=version_from_wire(m.newest_version),
+    )
+
+
+def version_to_wire(version: PolicyVersion) -> pb.PolicyVersion:
+    return pb.PolicyVersion(number=version.number, lineage=version.lineage)
+
+
+def version_from_wire(m: pb.PolicyVersion) -> PolicyVersion:
+    return PolicyVersion(m.number, m.lineage)
+
+
+def _span(span: VersionSpan) -> pb.VersionSpan:
+    return pb.VersionSpan(version=version_to_wire(span.version), start=span.start, end=span.end)

@@ -1,0 +1,167 @@
+"""LEDGER and TRAINER records to bytes and back; the rest of the wire is in `codec`."""
+
+from __future__ import annotations
+
+from sluice.errors import WireError
+from sluice.types import (
+    Batch,
+    BatchGroup,
+    Checkpoint,
+    Claim,
+    Drop,
+    DropReason,
+    Floors,
+    Issue,
+    LedgerRecord,
+    Lineage,
+    RunCreated,
+    RunState,
+    SamplingStats,
+    StateChange,
+    Tally,
+    TrainerRecord,
+    Version,
+)
+from sluice.wire.codec import FORMAT, parse, summary_from_wire, summary_to_wire, version_from_wire, version_to_wire
+from sluice.wire.v1 import ledger_pb2 as pb
+
+
+def encode_ledger(record: LedgerRecord) -> bytes:
+    message = pb.LedgerRecord(format=FORMAT)
+    match record:
+        case RunCreated(run_id, spec_json, config_hash):
+            message.run_created.CopyFrom(pb.RunCreated(run_id=run_id, spec_json=spec_json, config_hash=config_hash))
+        case Claim(coordinator):
+            message.claim.CopyFrom(pb.Claim(coordinator=coordinator))
+        case Issue():
+            message.issue.CopyFrom(_issue(record))
+        case Drop(groups, reason):
+            message.drop.CopyFrom(pb.Drop(groups=groups, reason=reason))
+        case Batch():
+            message.batch.CopyFrom(_batch(record))
+        case StateChange(state, reason, fields_json):
+            message.state_change.CopyFrom(pb.StateChange(state=state, reason=reason, fields_json=fields_json))
+    return message.SerializeToString()
+
+
+def decode_ledger(payload: bytes) -> LedgerRecord:
+    """Raises: WireError: not a ledger record, or one of a kind this program does not know."""
+    m = parse(pb.LedgerRecord, payload)
+    try:
+        match m.WhichOneof("record"):
+            case "run_created":
+                r = m.run_created
+                return RunCreated(r.run_id, r.spec_json, r.config_hash)
+            case "claim":
+                return Claim(m.claim.coordinator)
+            case "issue":
+                return _issue_from(m.issue)
+            case "drop":
+                return Drop(tuple(m.drop.groups), DropReason(m.drop.reason))
+            case "batch":
+                return _batch_from(m.batch)
+            case "state_change":
+                c = m.state_change
+                return StateChange(RunState(c.state), c.reason, c.fields_json)
+    except ValueError as error:
+        raise WireError(f"ledger record: {error}") from None
+    raise WireError("ledger record of a kind this program does not know")
+
+
+def encode_trainer(record: TrainerRecord) -> bytes:
+    message = pb.TrainerRecord(format=FORMAT)
+    match record:
+        case Lineage(lineage, trainer, restored):
+            message.lineage.CopyFrom(pb.Lineage(lineage=lineage, trainer=trainer, restored=restored))
+        case Version(version, uri, manifest_hash, chain):
+            message.version.CopyFrom(
+                pb.Version(version=version_to_wire(version), uri=uri, manifest_hash=manifest_hash, chain=chain)
+            )
+        case Checkpoint(k, lineage, path, checksum, chain):
+            message.checkpoint.CopyFrom(pb.Checkpoint(k=k, lineage=lineage, path=path, checksum=checksum, chain=chain))
+    return message.SerializeToString()
+
+
+def decode_trainer(payload: bytes) -> TrainerRecord:
+    """Raises: WireError."""
+    m = parse(pb.TrainerRecord, payload)
+    match m.WhichOneof("record"):
+        case "lineage":
+            return Lineage(m.lineage.lineage, m.lineage.trainer, m.lineage.restored)
+        case "version":
+            v = m.version
+            return Version(version_from_wire(v.version), v.uri, v.manifest_hash, v.chain)
+        case "checkpoint":
+            c = m.checkpoint
+            return Checkpoint(c.k, c.lineage, c.path, c.checksum, c.chain)
+    raise WireError("trainer record of a kind this program does not know")
+
+
+def _issue(issue: Issue) -> pb.Issue:
+    return pb.Issue(first=issue.first, count=issue.count, version=issue.version, floors=_floors(issue.floors))
+
+
+def _issue_from(m: pb.Issue) -> Issue:
+    return Issue(m.first, m.count, m.version, Floors(m.floors.groups, m.floors.rollouts))
+
+
+def _floors(floors: Floors) -> pb.Floors:
+    return pb.Floors(groups=floors.groups, rollouts=floors.rollouts)
+
+
+def _batch(batch: Batch) -> pb.Batch:
+    t, s = batch.tally, batch.sampled
+    return pb.Batch(
+        k=batch.k,
+        groups=[
+            pb.BatchGroup(
+                n=g.n,
+                attempt=g.attempt,
+                version=g.version,
+                groups_sequence=g.groups_sequence,
+                rollouts=[summary_to_wire(r) for r in g.rollouts],
+            )
+            for g in batch.groups
+        ],
+        dropped=[pb.DroppedGroup(n=n, reason=reason) for n, reason in batch.dropped],
+        next_n=batch.next_n,
+        live=[_issue(i) for i in batch.live],
+        floors=_floors(batch.floors),
+        tally=pb.Tally(
+            issued=t.issued,
+            trained=t.trained,
+            dropped={str(reason): count for reason, count in t.dropped.items()},
+            scored_groups=t.scored_groups,
+            kept_groups=t.kept_groups,
+        ),
+        sampled=pb.SamplingStats(
+            groups=s.groups,
+            rollouts=s.rollouts,
+            reward_sum=s.reward_sum,
+            acc_sum=s.acc_sum,
+            length_sum=s.length_sum,
+            truncated=s.truncated,
+            tokens=s.tokens,
+        ),
+        version=batch.version,
+    )
+
+
+def _batch_from(m: pb.Batch) -> Batch:
+    t, s = m.tally, m.sampled
+    return Batch(
+        k=m.k,
+        groups=tuple(
+            BatchGroup(g.n, g.attempt, g.version, g.groups_sequence, tuple(summary_from_wire(r) for r in g.rollouts))
+            for g in m.groups
+        ),
+        dropped=tuple((d.n, DropReason(d.reason)) for d in m.dropped),
+        next_n=m.next_n,
+        live=tuple(_issue_from(i) for i in m.live),
+        floors=Floors(m.floors.groups, m.floors.rollouts),
+        tally=Tally(
+            t.issued, t.trained, {DropReason(r): c for r, c in t.dropped.items()}, t.scored_groups, t.kept_groups
+        ),
+        sampled=SamplingStats(s.groups, s.rollouts, s.reward_sum, s.acc_sum, s.length_sum, s.truncated, s.tokens),
+        version=m.version,
+    )

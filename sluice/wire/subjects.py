@@ -1,0 +1,70 @@
+"""Who sends what to whom: every stream, subject and key-value bucket, in one table.
+
+stream        subject            written by          read by                      kept
+LEDGER        ledger.<run>       coordinator         all                          until the run is deleted
+TRAINER       trainer.<run>      trainer's rank 0    all                          until the run is deleted
+PROMPTS       prompts.<run>.<n>  coordinator         rollout workers              work queue
+ROLLOUTS      rollouts.<run>     rollout worker      trainer ranks, by sequence   purged up to a floor
+GROUPS        groups.<run>.<n>   rollout worker      coordinator                  purged up to a floor
+EVENTS        events.<run>.<kind>  all               API, command line            24 hours
+
+bucket        key                holds
+leases        coordinator.<run>, trainer.<run>       who tries; protects nothing, the ledger's fence does
+attempts      <run>.<n>          attempts in which the engine died or refused
+runs          <run>              state of each run, for those who look for work
+
+request       control.<run>      lifecycle commands, answered by the coordinator that holds the run
+"""
+
+from __future__ import annotations
+
+LEDGER = "LEDGER"
+TRAINER = "TRAINER"
+PROMPTS = "PROMPTS"
+ROLLOUTS = "ROLLOUTS"
+GROUPS = "GROUPS"
+EVENTS = "EVENTS"
+
+LEASES_BUCKET = "leases"
+ATTEMPTS_BUCKET = "attempts"
+RUNS_BUCKET = "runs"
+
+
+def ledger(run_id: str) -> str:
+    return f"ledger.{run_id}"
+
+
+def trainer(run_id: str) -> str:
+    return f"trainer.{run_id}"
+
+
+def prompt(run_id: str, n: int) -> str:
+    return f"prompts.{run_id}.{n}"
+
+
+def prompts(run_id: str) -> str:
+    return f"prompts.{run_id}.*"
+
+
+def rollouts(run_id: str) -> str:
+    return f"rollouts.{run_id}"
+
+
+def group(run_id: str, n: int) -> str:
+    return f"groups.{run_id}.{n}"
+
+
+def groups(run_id: str) -> str:
+    return f"groups.{run_id}.*"
+
+
+def event(run_id: str, kind: str) -> str:
+    return f"events.{run_id}.{kind}"
+
+
+def events(run_id: str) -> str:
+    return f"events.{run_id}.*"
+
+
+def control(run_id: str) -> str:
+    return f"control.{run_id}"
