@@ -1,0 +1,150 @@
+"""The fenced log: one subject of LEDGER or TRAINER, with exactly one writer at a time.
+
+Every append states the last sequence its writer has read, so the server itself refuses a writer that was overtaken. No
+message id is sent: the de-duplication window would answer a stale writer "stored" on some servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, TypeVar
+
+import nats
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError, NotFoundError
+
+from sluice.errors import FencedError, TransientError
+from sluice.transport.nats import Bus
+from sluice.types import LedgerRecord, TrainerRecord
+from sluice.wire import subjects
+from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, encode_trainer
+
+R = TypeVar("R")
+WRONG_LAST_SEQUENCE = 10071
+FETCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[R]):
+    """A stored record with its stream sequence and the server's time of storage."""
+
+    sequence: int
+    record: R
+    time: datetime
+
+
+class FencedLog(Generic[R]):
+    """Read a subject to its end, then append to it as its only writer."""
+
+    def __init__(
+        self, bus: Bus, stream: str, subject: str, encode: Callable[[R], bytes], decode: Callable[[bytes], R]
+    ) -> None:
+        self._bus, self._stream, self._subject = bus, stream, subject
+        self._encode, self._decode = encode, decode
+        self.last = 0
+        """Sequence of the last record read or appended: the fence of the next append."""
+
+    async def read(self) -> list[Entry[R]]:
+        """All records after `last`, to the end of the subject as it is now."""
+        entries = [
+            Entry(sequence, self._decode(payload), time)
+            async for sequence, payload, time in read_stream(self._bus, self._stream, self._subject, self.last + 1)
+        ]
+        if entries:
+            self.last = entries[-1].sequence
+        return entries
+
+    async def append(self, record: R) -> int:
+        """Store `record` as the next one of this subject and return its sequence.
+
+        Raises:
+            FencedError: somebody else wrote since the last read; this writer must end and start again by reading.
+            TransientError: the server did not answer within the bus deadline; whether it is stored is unknown.
+        """
+        payload = self._encode(record)
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(self.last)}
+        try:
+            self.last = await self._bus.publish(self._subject, payload, headers)
+        except APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise TransientError(f"append to {self._subject!r} was refused: {error}") from None
+            self.last = await self._own(payload)
+        return self.last
+
+    async def _own(self, payload: bytes) -> int:
+        """The sequence of the last record if it is the one we sent and only its answer was lost."""
+        stored = await self._bus.js.get_last_msg(self._stream, self._subject)
+        if stored.data == payload and stored.seq is not None and stored.seq > self.last:
+            return int(stored.seq)
+        raise FencedError(f"{self._subject!r} was written at sequence {stored.seq}, past {self.last} that we had read")
+
+
+def ledger_log(bus: Bus, run_id: str) -> FencedLog[LedgerRecord]:
+    return FencedLog(bus, subjects.LEDGER, subjects.ledger(run_id), encode_ledger, decode_ledger)
+
+
+def trainer_log(bus: Bus, run_id: str) -> FencedLog[TrainerRecord]:
+    return FencedLog(bus, subjects.TRAINER, subjects.trainer(run_id), encode_trainer, decode_trainer)
+
+
+async def last_sequence(bus: Bus, stream: str, subject: str) -> int:
+    """Sequence of the newest message of `subject` (wildcards allowed); 0 when there is none."""
+    try:
+        async for attempt in bus.retrying():
+            with attempt:
+                return int((await bus.js.get_last_msg(stream, subject)).seq or 0)
+    except NotFoundError:
+        return 0
+    raise AssertionError("unreachable: the retry loop returns or raises")
+
+
+async def read_stream(
+    bus: Bus, stream: str, subject: str, start: int = 1
+) -> AsyncIterator[tuple[int, bytes, datetime]]:
+    """Yield (sequence, payload, time) of what `subject` holds now, from sequence `start` on, in order."""
+    end = await last_sequence(bus, stream, subject)
+    if end < start:
+        return
+    async for sequence, payload, time in follow_stream(bus, stream, subject, start):
+        yield sequence, payload, time
+        if sequence >= end:
+            return
+
+
+async def follow_stream(
+    bus: Bus, stream: str, subject: str, start: int = 1
+) -> AsyncIterator[tuple[int, bytes, datetime]]:
+    """Yield what `subject` holds from sequence `start` on, then what arrives, for ever and without gaps.
+
+    The consumer lives on the server; when the server forgets it (restart, inactivity), a new one starts where we were.
+    """
+    while True:
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=start,
+            filter_subject=subject,
+            inactive_threshold=60.0,
+            mem_storage=True,
+        )
+        async for attempt in bus.retrying():
+            with attempt:
+                consumer = await bus.js.pull_subscribe(subject, stream=stream, config=config)
+        try:
+            while True:
+                try:
+                    messages = await consumer.fetch(FETCH, timeout=5.0)
+                except nats.errors.TimeoutError:
+                    await consumer.consumer_info()  # raises when the server has forgotten it
+                    continue
+                for message in messages:
+                    meta = message.metadata
+                    start = meta.sequence.stream + 1
+                    yield meta.sequence.stream, message.data, meta.timestamp
+        except (NotFoundError, nats.errors.Error):
+            continue
+        finally:
+            if bus.nc.is_connected:
+                await consumer.unsubscribe()

@@ -1,0 +1,162 @@
+"""The connection to NATS, and the streams as `sluice.wire.subjects` names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import nats
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
+from nats.js.kv import KeyValue
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from sluice.errors import ConfigError, TransientError
+from sluice.telemetry import get_logger
+from sluice.wire import subjects
+
+RETRYABLE = (nats.errors.TimeoutError, nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError)
+"""What a request answers while the server restarts or is full: the caller tries again until its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Room for each stream, in bytes; a full stream refuses the publisher, which waits and says so."""
+
+    rollouts_bytes: int = 8 << 30
+    groups_bytes: int = 1 << 30
+    prompts_bytes: int = 1 << 30
+    events_bytes: int = 256 << 20
+    events_age_seconds: float = 24 * 3600
+    replicas: int = 1
+
+
+class Bus:
+    """One connection to NATS. Everything that crosses it is in `sluice.transport.{log,queues,lease}`."""
+
+    def __init__(self, client: Client, deadline_seconds: float) -> None:
+        self.nc = client
+        self.js: JetStreamContext = client.jetstream(timeout=min(deadline_seconds, 5.0))
+        self.deadline_seconds = deadline_seconds
+
+    @classmethod
+    async def connect(cls, url: str, name: str, deadline_seconds: float = 60.0) -> Self:
+        """Connect and keep connected: the client reconnects for ever, requests have their own deadlines.
+
+        Raises:
+            ConfigError: no NATS server with JetStream answers at `url`.
+        """
+        log = get_logger("nats")
+
+        async def on_error(error: Exception) -> None:
+            log.warning("nats_error", error=str(error), url=url)
+
+        try:
+            client = await nats.connect(
+                url,
+                name=name,
+                error_cb=on_error,
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,
+                connect_timeout=5,
+                ping_interval=10,
+                max_outstanding_pings=2,
+                pending_size=64 << 20,
+            )
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise ConfigError(f"no NATS server answers at {url} ({error}); start one or set SLUICE_NATS_URL") from None
+        return cls(client, deadline_seconds)
+
+    async def close(self) -> None:
+        """Send what is buffered, then disconnect."""
+        if not self.nc.is_closed:
+            await self.nc.drain()
+
+    def retrying(self) -> AsyncRetrying:
+        """Retry what a restarting or full server refuses, with back-off and jitter, until the bus deadline."""
+        return AsyncRetrying(
+            retry=retry_if_exception_type(RETRYABLE),
+            stop=stop_after_delay(self.deadline_seconds),
+            wait=wait_exponential_jitter(initial=0.05, max=2.0),
+            reraise=True,
+        )
+
+    async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
+        """Store one message and return its stream sequence.
+
+        Raises:
+            TransientError: the server did not take it within the bus deadline (down, or the stream is full).
+            nats.js.errors.APIError: the server refused it, e.g. a fence.
+        """
+        try:
+            async for attempt in self.retrying():
+                with attempt:
+                    ack = await self.js.publish(subject, payload, headers=headers)
+                    return int(ack.seq)
+        except RETRYABLE as error:
+            raise TransientError(
+                f"NATS did not store a message of {len(payload)} bytes on {subject!r} within "
+                f"{self.deadline_seconds:g} s ({error}); knob: SLUICE_NATS_DEADLINE_SECONDS, or the stream's size"
+            ) from None
+        raise AssertionError("unreachable: the retry loop returns or raises")
+
+    async def ensure_streams(self, limits: StreamLimits = StreamLimits()) -> None:
+        """Create what is missing. Idempotent, so every service may call it at start.
+
+        Raises:
+            ConfigError: the server has no JetStream, or holds a stream of that name with other subjects.
+        """
+        try:
+            for config in _streams(limits):
+                async for attempt in self.retrying():
+                    with attempt:
+                        await self._ensure(config)
+        except (APIError, *RETRYABLE) as error:
+            raise ConfigError(
+                f"NATS cannot provide the streams ({error}); it needs JetStream with file storage"
+            ) from None
+
+    async def _ensure(self, config: StreamConfig) -> None:
+        try:
+            await self.js.stream_info(str(config.name))
+        except NotFoundError:
+            await self.js.add_stream(config)
+
+    async def bucket(self, name: str, ttl_seconds: float | None = None) -> KeyValue:
+        """The key-value bucket, created when missing; entries vanish `ttl_seconds` after their last change."""
+        try:
+            return await self.js.key_value(name)
+        except BucketNotFoundError:
+            return await self.js.create_key_value(KeyValueConfig(bucket=name, history=1, ttl=ttl_seconds))
+
+
+def _streams(limits: StreamLimits) -> list[StreamConfig]:
+    common: dict[str, Any] = {
+        "storage": StorageType.FILE,
+        "discard": DiscardPolicy.NEW,
+        "allow_direct": True,
+        "num_replicas": limits.replicas,
+    }
+    return [
+        StreamConfig(name=subjects.LEDGER, subjects=["ledger.*"], **common),
+        StreamConfig(name=subjects.TRAINER, subjects=["trainer.*"], **common),
+        StreamConfig(
+            name=subjects.PROMPTS,
+            subjects=["prompts.*.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_bytes=limits.prompts_bytes,
+            **common,
+        ),
+        StreamConfig(name=subjects.ROLLOUTS, subjects=["rollouts.*"], max_bytes=limits.rollouts_bytes, **common),
+        StreamConfig(name=subjects.GROUPS, subjects=["groups.*.*"], max_bytes=limits.groups_bytes, **common),
+        StreamConfig(
+            name=subjects.EVENTS,
+            subjects=["events.*.*"],
+            max_bytes=limits.events_bytes,
+            max_age=limits.events_age_seconds,
+            **{**common, "discard": DiscardPolicy.OLD},
+        ),
+    ]

@@ -1,0 +1,197 @@
+"""PROMPTS, ROLLOUTS, GROUPS and EVENTS: how a prompt reaches a worker, and what it becomes reaches the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import nats
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import APIError, NotFoundError
+
+from sluice.errors import WireError
+from sluice.transport.log import WRONG_LAST_SEQUENCE, follow_stream, read_stream
+from sluice.transport.nats import RETRYABLE, Bus
+from sluice.types import Group, Prompt, Rollout
+from sluice.wire import subjects
+from sluice.wire.codec import (
+    content_hash,
+    decode_group,
+    decode_prompt,
+    decode_rollout,
+    encode_group,
+    encode_prompt,
+    encode_rollout,
+    split_payload,
+)
+
+ACK_WAIT_SECONDS = 30.0
+"""A prompt whose holder has not said "in progress" for this long is delivered to somebody else."""
+PARALLEL_FETCHES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a rollout was stored: what its group's metadata names."""
+
+    sequences: tuple[int, ...]
+    content_hash: bytes
+
+
+class Delivery:
+    """A prompt in a worker's hands, until it is acked, handed back, or silent for ACK_WAIT_SECONDS."""
+
+    def __init__(self, message: Msg) -> None:
+        self._message = message
+        self.prompt: Prompt = decode_prompt(message.data)
+
+    async def ack(self) -> None:
+        """Settle it: the group is stored. Waits for the server's answer."""
+        await self._message.ack_sync(timeout=5)
+
+    async def in_progress(self) -> None:
+        """Say that tokens advance; restarts the silence clock."""
+        await self._message.in_progress()
+
+    async def hand_back(self, delay_seconds: float = 0.0) -> None:
+        """Give it to somebody else, after a delay."""
+        await self._message.nak(delay=delay_seconds or None)
+
+
+class PromptQueue:
+    """The worker's end of PROMPTS: one shared durable consumer a run."""
+
+    def __init__(self, subscription: Any) -> None:
+        self._subscription = subscription
+
+    @classmethod
+    async def join(cls, bus: Bus, run_id: str) -> PromptQueue:
+        config = ConsumerConfig(
+            durable_name=f"workers-{run_id}",
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=ACK_WAIT_SECONDS,
+            max_deliver=-1,
+            max_ack_pending=1_000_000,
+            filter_subject=subjects.prompts(run_id),
+        )
+        durable = config.durable_name
+        async for attempt in bus.retrying():
+            with attempt:
+                subscription = await bus.js.pull_subscribe(
+                    subjects.prompts(run_id), durable=durable, stream=subjects.PROMPTS, config=config
+                )
+        return cls(subscription)
+
+    async def pull(self, most: int, wait_seconds: float = 1.0) -> list[Delivery]:
+        """Up to `most` prompts; an empty list when none came within `wait_seconds` or the server is away."""
+        try:
+            messages = await self._subscription.fetch(most, timeout=wait_seconds)
+        except (*RETRYABLE, nats.errors.ConnectionClosedError):
+            return []
+        return [Delivery(m) for m in messages]
+
+
+async def publish_prompt(bus: Bus, prompt: Prompt) -> None:
+    """Offer an issued prompt to the workers. Publishing it again is harmless: the first stored group wins."""
+    headers = {"Nats-Msg-Id": f"{prompt.run_id}/{prompt.n}/{prompt.min_version}"}
+    await bus.publish(subjects.prompt(prompt.run_id, prompt.n), encode_prompt(prompt), headers)
+
+
+async def store_rollout(bus: Bus, rollout: Rollout) -> Stored:
+    """Store one rollout of an attempt, in parts of at most 1 MiB."""
+    payload = encode_rollout(rollout)
+    subject = subjects.rollouts(rollout.run_id)
+    name = f"{rollout.run_id}/{rollout.n}/{rollout.attempt}/{rollout.i}"
+    sequences = [
+        await bus.publish(subject, part, {"Nats-Msg-Id": f"{name}/{p}"})
+        for p, part in enumerate(split_payload(payload))
+    ]
+    return Stored(tuple(sequences), content_hash(payload))
+
+
+async def store_group(bus: Bus, group: Group) -> bool:
+    """Commit an attempt: True if this is the group now, False if another attempt at it was stored first."""
+    payload = encode_group(group)
+    subject = subjects.group(group.run_id, group.n)
+    try:
+        await bus.publish(subject, payload, {"Nats-Expected-Last-Subject-Sequence": "0"})
+    except APIError as error:
+        if error.err_code != WRONG_LAST_SEQUENCE:
+            raise
+        return bool((await bus.js.get_last_msg(subjects.GROUPS, subject)).data == payload)
+    return True
+
+
+async def fetch_rollout(bus: Bus, sequences: Sequence[int], expected_hash: bytes) -> Rollout:
+    """One rollout by the sequences and the content hash that its group names.
+
+    Raises:
+        WireError: a part is gone, or the bytes are not those the group was scored on.
+    """
+    parts = [await _message(bus, sequence) for sequence in sequences]
+    payload = b"".join(parts)
+    if content_hash(payload) != expected_hash:
+        raise WireError(
+            f"rollout at {list(sequences)} has content hash {content_hash(payload).hex()}, "
+            f"its group names {expected_hash.hex()}"
+        )
+    return decode_rollout(payload)
+
+
+async def fetch_rollouts(bus: Bus, wanted: Sequence[tuple[Sequence[int], bytes]]) -> list[Rollout]:
+    """Many rollouts by (sequences, content hash), in the order asked for. Raises: WireError."""
+    room = asyncio.Semaphore(PARALLEL_FETCHES)
+
+    async def one(sequences: Sequence[int], expected_hash: bytes) -> Rollout:
+        async with room:
+            return await fetch_rollout(bus, sequences, expected_hash)
+
+    return await asyncio.gather(*(one(s, h) for s, h in wanted))
+
+
+async def _message(bus: Bus, sequence: int) -> bytes:
+    try:
+        async for attempt in bus.retrying():
+            with attempt:
+                return bytes((await bus.js.get_msg(subjects.ROLLOUTS, sequence, direct=True)).data or b"")
+    except NotFoundError:
+        raise WireError(f"ROLLOUTS has no message at sequence {sequence}: purged, or never stored") from None
+    raise AssertionError("unreachable: the retry loop returns or raises")
+
+
+async def follow_groups(bus: Bus, run_id: str, start: int) -> AsyncIterator[tuple[int, Group]]:
+    """(sequence, group) of a run from GROUPS sequence `start` on, for ever, in stream order."""
+    async for sequence, payload, _ in follow_stream(bus, subjects.GROUPS, subjects.groups(run_id), start):
+        yield sequence, decode_group(payload)
+
+
+async def read_groups(bus: Bus, run_id: str, start: int) -> list[tuple[int, Group]]:
+    """(sequence, group) of what a run's GROUPS hold now, from sequence `start` on."""
+    return [
+        (sequence, decode_group(payload))
+        async for sequence, payload, _ in read_stream(bus, subjects.GROUPS, subjects.groups(run_id), start)
+    ]
+
+
+async def pending_prompts(bus: Bus, run_id: str) -> set[int]:
+    """Issue numbers whose prompt is in PROMPTS now, delivered or not."""
+    info = await bus.js.stream_info(subjects.PROMPTS, subjects_filter=subjects.prompts(run_id))
+    return {int(subject.rsplit(".", 1)[1]) for subject in info.state.subjects or {}}
+
+
+async def delete_prompts(bus: Bus, run_id: str) -> None:
+    """Take back every prompt of a run that nobody finished; its groups must be settled first."""
+    await bus.js.purge_stream(subjects.PROMPTS, subject=subjects.prompts(run_id))
+
+
+async def publish_event(bus: Bus, run_id: str, kind: str, fields: dict[str, Any]) -> None:
+    """Tell people. Events are never state: losing one loses nothing."""
+    payload = json.dumps({"kind": kind, "run_id": run_id, **fields}, separators=(",", ":")).encode()
+    try:
+        await bus.js.publish(subjects.event(run_id, kind), payload)
+    except (APIError, nats.errors.Error):
+        return
