@@ -1,0 +1,1 @@
+"""Makers of the small models and data files that Sluice's demo and tests use."""
