@@ -57,13 +57,18 @@ def decode_response(items: Sequence[ScoreItem], response: pb.ScoreResponse) -> l
 def _encode_item(item: ScoreItem) -> pb.ScoreItem:
     return pb.ScoreItem(
         id=item.id,
-        data_source=item.data_source,
-        prompt=item.prompt,
-        response=item.response,
-        ground_truth=item.ground_truth,
-        extra_info=item.extra_info,
+        data_source=_text(item.data_source),
+        prompt=_text(item.prompt),
+        response=_text(item.response),
+        ground_truth=_text(item.ground_truth),
+        extra_info=_text(item.extra_info),
         response_length=item.response_length,
     )
+
+
+def _text(text: str) -> str:
+    """`text` as UTF-8 can carry it: an engine may cut a character in two, and half a surrogate pair is not text."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _encode_verdict(item_id: str, verdict: Verdict) -> pb.Verdict:
@@ -72,10 +77,10 @@ def _encode_verdict(item_id: str, verdict: Verdict) -> pb.Verdict:
         kind=_TO_WIRE[verdict.kind],
         acc=verdict.acc,
         score=verdict.score,
-        extracted=verdict.extracted,
+        extracted=_text(verdict.extracted),
         verifier=verdict.verifier,
         seconds=verdict.seconds,
-        message=verdict.message,
+        message=_text(verdict.message),
     )
 
 

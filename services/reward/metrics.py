@@ -1,0 +1,26 @@
+"""All metrics of the reward service."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+VERDICTS = Counter(
+    "sluice_reward_verdicts_total", "Verdicts given, by verifier and kind; `unknown` had no verifier.", ["verifier", "kind"]
+)
+VERDICT_SECONDS = Histogram(
+    "sluice_reward_verdict_seconds",
+    "Time a check itself took.",
+    ["verifier"],
+    buckets=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60),
+)
+REQUESTS = Counter("sluice_reward_requests_total", "Score requests, by gRPC status code.", ["code"])
+REQUEST_SECONDS = Histogram(
+    "sluice_reward_request_seconds",
+    "Time from a Score request to its verdicts.",
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60),
+)
+PENDING = Gauge("sluice_reward_pending_items", "Items accepted and without a verdict yet.")
+WORKERS = Gauge("sluice_reward_workers", "Worker processes alive, spares included.")
+WORKERS_LOST = Counter(
+    "sluice_reward_workers_lost_total", "Worker processes that were killed or died, by reason.", ["reason"]
+)

@@ -1,0 +1,211 @@
+"""A pool of worker processes in which a check that hangs, crashes or eats memory harms nobody but itself.
+
+Lanes, one a worker, take small batches from the backlog. A check that runs much longer than its verifier's checks
+usually do is set aside: it keeps its worker and its full time limit, the rest of its batch goes back to the head of
+the backlog, and the lane goes on with a spare worker. So a storm of hanging checks costs a lane a fraction of a
+second each, never the time limit. Places for checks set aside are bounded; while all are taken, such a check's worker
+is killed at once and the check waits its turn to be run again, alone and with the full limit.
+
+A worker that dies takes its batch along, and the cause may lie outside the check (the kernel's memory killer, an
+operator): the check is run once more, alone in a fresh worker, before it gets an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+
+from services.reward import metrics
+from services.reward.job import Backlog, Job, Pace, Request
+from services.reward.process import WorkerEndedError, WorkerLimits, WorkerProcess
+from services.reward.supply import WorkerSupply
+from services.reward.worker import Result
+from sluice.errors import TransientError
+from sluice.types import ScoreItem, Verdict, VerdictKind
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """`workers` lanes, and as many places for checks set aside; `max_pending` items may wait or run."""
+
+    workers: int
+    timeout_seconds: float
+    max_pending: int
+    limits: WorkerLimits
+
+
+class Pool:
+    """Judges items in worker processes. Use `start` before and `close` after."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._supply = WorkerSupply(settings.limits)
+        self._backlog = Backlog()
+        self._places = asyncio.Semaphore(settings.workers)
+        self._paces: dict[str, Pace] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pending = 0
+        self.labels: dict[str, str] = {}
+
+    async def start(self) -> None:
+        """Start the workers.
+
+        Raises:
+            ConfigError: a verifier of the allow-list cannot be loaded.
+            TransientError, WaitTimeoutError: no worker came up.
+        """
+        self.labels = await self._supply.start()
+        self._paces = {name: Pace() for name in self.labels}
+        for _ in range(self._settings.workers):
+            self._run(self._lane())
+
+    @property
+    def ready(self) -> bool:
+        """Whether workers can be started."""
+        return self._supply.healthy
+
+    async def close(self) -> None:
+        """Kill every worker; requests still open stay without an answer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._supply.close()
+
+    async def score(self, items: Sequence[tuple[str, ScoreItem]]) -> list[Verdict]:
+        """A verdict for each (verifier name, item). Cancelling abandons what has not begun.
+
+        Raises:
+            TransientError: too many items are waiting already.
+        """
+        if not items:
+            return []
+        if self._pending + len(items) > self._settings.max_pending:
+            limit = f"SLUICE_REWARD_MAX_PENDING = {self._settings.max_pending}"
+            raise TransientError(f"{self._pending} items are pending; {len(items)} more would pass {limit}")
+        request = Request(len(items))
+        self._pending += len(items)
+        metrics.PENDING.set(self._pending)
+        try:
+            self._backlog.add(Job(request, index, name, item) for index, (name, item) in enumerate(items))
+            await request.done
+        finally:
+            request.done.cancel()
+            self._pending -= len(items)
+            metrics.PENDING.set(self._pending)
+        return [verdict for verdict in request.verdicts if verdict is not None]
+
+    def _run(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _lane(self) -> None:
+        while True:
+            worker: WorkerProcess | None = await self._supply.take()
+            while worker is not None:
+                jobs = await self._backlog.take(self._paces)
+                worker = await self._judge(worker, jobs)
+
+    async def _judge(self, worker: WorkerProcess, jobs: list[Job]) -> WorkerProcess | None:
+        """Have a batch judged; gives the worker back, or None when the lane needs another."""
+        patience = self._paces[jobs[0].verifier].slice(self._settings.timeout_seconds)
+        worker.send([(job.verifier, job.item) for job in jobs])
+        unfinished = dict(enumerate(jobs))
+        while unfinished:
+            try:
+                results = await worker.results(patience)
+            except TimeoutError:
+                running = worker.running()
+                if running is not None and running[1] >= patience and running[0] in unfinished:
+                    await self._set_aside(worker, unfinished, running)
+                    return None
+            except WorkerEndedError as error:
+                await self._bury(worker, unfinished, str(error))
+                return None
+            else:
+                self._settle_all(worker, unfinished, results)
+        return worker
+
+    async def _set_aside(self, worker: WorkerProcess, unfinished: dict[int, Job], running: tuple[int, float]) -> None:
+        index, seconds = running
+        reusable = index == max(unfinished)
+        job = unfinished.pop(index)
+        self._backlog.add(unfinished.values(), first=True)
+        if self._places.locked():
+            await self._supply.discard(worker, "set_aside")
+            self._run(self._alone(job))
+            return
+        await self._places.acquire()
+        self._run(self._adopt(worker, job, index, seconds, reusable))
+
+    async def _adopt(self, worker: WorkerProcess, job: Job, index: int, seconds: float, reusable: bool) -> None:
+        """Wait for the rest of a check's time limit; its worker serves again when its batch holds nothing more."""
+        try:
+            alive = await self._finish(worker, job, index, self._settings.timeout_seconds - seconds)
+        finally:
+            self._places.release()
+        if alive and reusable:
+            self._supply.give_back(worker)
+        elif alive:
+            await self._supply.discard(worker, "set_aside")
+
+    async def _alone(self, job: Job) -> None:
+        """Run a check by itself with the full time limit, in a worker that nothing ran in before."""
+        async with self._places:
+            if job.abandoned:
+                return
+            worker = await self._supply.take_fresh()
+            worker.send([(job.verifier, job.item)])
+            alive = await self._finish(worker, job, 0, self._settings.timeout_seconds)
+        if alive:
+            self._supply.give_back(worker)
+
+    async def _finish(self, worker: WorkerProcess, job: Job, index: int, seconds: float) -> bool:
+        """Wait until a check is settled; whether the worker is still alive."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        unfinished = {index: job}
+        while unfinished:
+            try:
+                self._settle_all(worker, unfinished, await worker.results(max(0.0, deadline - loop.time())))
+            except TimeoutError:
+                self._settle(job, self._timeout(worker, job))
+                await self._supply.discard(worker, "timeout")
+                return False
+            except WorkerEndedError as error:
+                await self._bury(worker, unfinished, str(error))
+                return False
+        return True
+
+    async def _bury(self, worker: WorkerProcess, unfinished: dict[int, Job], how: str) -> None:
+        """Deal with a dead worker's jobs: the running one is suspect, the others never had a chance."""
+        running = worker.running()
+        index = running[0] if running is not None and running[0] in unfinished else min(unfinished)
+        label = worker.labels[unfinished[index].verifier]
+        await self._supply.discard(worker, "died")
+        suspect = unfinished.pop(index)
+        self._backlog.add(unfinished.values(), first=True)
+        suspect.deaths += 1
+        if suspect.deaths == 1:
+            self._run(self._alone(suspect))
+        else:
+            message = f"{suspect.verifier} ended its worker twice: {how}"
+            self._settle(suspect, Verdict(VerdictKind.ERROR, None, None, "", label, 0.0, message))
+
+    def _settle_all(self, worker: WorkerProcess, unfinished: dict[int, Job], results: list[Result]) -> None:
+        for index, seconds, acc, score, extracted, message in results:
+            job = unfinished.pop(index, None)
+            if job is not None:
+                kind = VerdictKind.ERROR if acc is None else VerdictKind.SCORED
+                label = worker.labels[job.verifier]
+                self._paces[job.verifier].observe(seconds)
+                self._settle(job, Verdict(kind, acc, score, extracted, label, seconds, message))
+
+    def _settle(self, job: Job, verdict: Verdict) -> None:
+        job.request.settle(job.index, verdict)
+
+    def _timeout(self, worker: WorkerProcess, job: Job) -> Verdict:
+        limit = self._settings.timeout_seconds
+        message = f"{job.verifier} took longer than SLUICE_REWARD_TIMEOUT_SECONDS = {limit:g}"
+        return Verdict(VerdictKind.TIMEOUT, None, None, "", worker.labels[job.verifier], limit, message)

@@ -1,0 +1,96 @@
+"""Where the pool gets its worker processes: spares are started in the background, so that a loss costs no wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.reward import metrics
+from services.reward.process import WorkerLimits, WorkerProcess
+from sluice.errors import SluiceError
+from sluice.telemetry import get_logger
+
+STARTERS = 2
+"""Processes that may be starting at once."""
+MAX_BACKOFF_SECONDS = 10.0
+
+
+class WorkerSupply:
+    """Starts, lends, takes back and kills workers. `healthy` turns false while none can be started."""
+
+    def __init__(self, limits: WorkerLimits) -> None:
+        self._limits = limits
+        self._log = get_logger("reward")
+        self._spares: asyncio.Queue[WorkerProcess] = asyncio.Queue(maxsize=1)
+        self._used: list[WorkerProcess] = []
+        self._all: set[WorkerProcess] = set()
+        self._starters: list[asyncio.Task[None]] = []
+        self.healthy = False
+
+    async def start(self) -> dict[str, str]:
+        """Start the first worker and give back the labels of its verifiers; more follow in the background.
+
+        Raises:
+            ConfigError: a verifier of the allow-list cannot be loaded.
+            TransientError, WaitTimeoutError: the worker did not come up.
+        """
+        first = await self._start_one()
+        self._spares.put_nowait(first)
+        self._starters = [asyncio.create_task(self._keep_starting()) for _ in range(STARTERS)]
+        return first.labels
+
+    async def close(self) -> None:
+        """Kill every worker."""
+        for starter in self._starters:
+            starter.cancel()
+        await asyncio.gather(*self._starters, return_exceptions=True)
+        await asyncio.gather(*(worker.kill() for worker in self._all))
+        self._all.clear()
+
+    async def take(self) -> WorkerProcess:
+        """A worker, rather one that has worked before."""
+        while self._used:
+            worker = self._used.pop()
+            if not worker.ended:
+                return worker
+            await self.discard(worker, "died")
+        return await self.take_fresh()
+
+    async def take_fresh(self) -> WorkerProcess:
+        """A worker in which nothing ran before. Waits for one; the callers' own deadlines bound that."""
+        while True:
+            worker = await self._spares.get()
+            if not worker.ended:
+                return worker
+            await self.discard(worker, "died")
+
+    def give_back(self, worker: WorkerProcess) -> None:
+        """Take back an idle worker."""
+        self._used.append(worker)
+
+    async def discard(self, worker: WorkerProcess, reason: str) -> None:
+        """Kill a worker; `reason` is timeout, set_aside, died or surplus."""
+        metrics.WORKERS_LOST.labels(reason).inc()
+        await worker.kill()
+        self._all.discard(worker)
+        metrics.WORKERS.set(len(self._all))
+
+    async def _start_one(self) -> WorkerProcess:
+        worker = await WorkerProcess.start(self._limits)
+        self._all.add(worker)
+        metrics.WORKERS.set(len(self._all))
+        self.healthy = True
+        return worker
+
+    async def _keep_starting(self) -> None:
+        backoff = 0.1
+        while True:
+            try:
+                worker = await self._start_one()
+            except (SluiceError, OSError) as error:
+                self.healthy = False
+                self._log.error("worker_start_failed", error=str(error), retry_seconds=backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+            else:
+                backoff = 0.1
+                await self._spares.put(worker)
