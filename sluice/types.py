@@ -249,6 +249,7 @@ class Tally:
     scored_groups: int = 0
     """Groups whose every rollout has a verdict: the denominator of the keep rate."""
     kept_groups: int = 0
+    """Kept groups, trained or not: the numerator of the keep rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,8 @@ class Batch:
     sampled: SamplingStats
     version: int
     """Highest policy version number published when the batch was emitted."""
+    groups_seen: int = 0
+    """GROUPS sequence up to which `tally` and `sampled` have counted: a rebuild counts nothing twice."""
 
 
 class RunState(StrEnum):

@@ -144,6 +144,7 @@ def _batch(batch: Batch) -> pb.Batch:
             tokens=s.tokens,
         ),
         version=batch.version,
+        groups_seen=batch.groups_seen,
     )
 
 
@@ -164,4 +165,5 @@ def _batch_from(m: pb.Batch) -> Batch:
         ),
         sampled=SamplingStats(s.groups, s.rollouts, s.reward_sum, s.acc_sum, s.length_sum, s.truncated, s.tokens),
         version=m.version,
+        groups_seen=m.groups_seen,
     )

@@ -113,7 +113,7 @@ class SamplingStats(_message.Message):
     def __init__(self, groups: _Optional[int] = ..., rollouts: _Optional[int] = ..., reward_sum: _Optional[float] = ..., acc_sum: _Optional[float] = ..., length_sum: _Optional[int] = ..., truncated: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("k", "groups", "dropped", "next_n", "live", "floors", "tally", "sampled", "version")
+    __slots__ = ("k", "groups", "dropped", "next_n", "live", "floors", "tally", "sampled", "version", "groups_seen")
     K_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class Batch(_message.Message):
     TALLY_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_SEEN_FIELD_NUMBER: _ClassVar[int]
     k: int
     groups: _containers.RepeatedCompositeFieldContainer[BatchGroup]
     dropped: _containers.RepeatedCompositeFieldContainer[DroppedGroup]
@@ -132,7 +133,8 @@ class Batch(_message.Message):
     tally: Tally
     sampled: SamplingStats
     version: int
-    def __init__(self, k: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[BatchGroup, _Mapping]]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., next_n: _Optional[int] = ..., live: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ..., floors: _Optional[_Union[Floors, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., sampled: _Optional[_Union[SamplingStats, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    groups_seen: int
+    def __init__(self, k: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[BatchGroup, _Mapping]]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., next_n: _Optional[int] = ..., live: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ..., floors: _Optional[_Union[Floors, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., sampled: _Optional[_Union[SamplingStats, _Mapping]] = ..., version: _Optional[int] = ..., groups_seen: _Optional[int] = ...) -> None: ...
 
 class StateChange(_message.Message):
     __slots__ = ("state", "reason", "fields_json")

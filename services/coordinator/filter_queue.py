@@ -1,0 +1,376 @@
+"""The filter queue: dynamic sampling with bounded staleness, as one pure class.
+
+Groups are issued in order, come back in any order, are kept or dropped, and leave in batches of exactly B. The class does
+no I/O and knows no clock: the service, the property tests and the simulator all drive the same code. It plans records
+(`plan_issue`, `plan_drop`, `plan_batch`); the caller stores each in LEDGER and only then lets it happen (`commit`).
+
+    admission   issue while consumed + live < min(v + η + 1, total_steps) · B
+    deadline    a group issued at version v may train in batch v + η at the latest; deadlines never decrease in issue order
+    emission    batch k takes the B oldest-issued kept groups, once the rest stays feasible: for each later batch j at
+                most (j − k) · B live groups with deadline ≤ j are left over, and none with deadline ≤ k
+
+Together these give: staleness never above η, no group dropped for its length under `wait`, and no deadlock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from sluice.algorithms.dynamic_sampling import drop_reason
+from sluice.config import FilterConfig, RunSpec
+from sluice.types import (
+    Batch,
+    BatchGroup,
+    Drop,
+    DropReason,
+    Floors,
+    Group,
+    GroupStatus,
+    Issue,
+    SamplingStats,
+    Tally,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """The part of a run's spec that the queue obeys, and how many groups the data can give (None: no end)."""
+
+    batch_size: int
+    max_staleness: int
+    total_steps: int
+    filter: FilterConfig = FilterConfig()
+    drop_stragglers: bool = False
+    overissue: int = 0
+    train_last: bool = True
+    data_limit: int | None = None
+
+    @classmethod
+    def of(cls, spec: RunSpec, data_size: int) -> QueueRules:
+        epochs = spec.data.total_epochs
+        return cls(
+            batch_size=spec.trainer.prompts_per_step,
+            max_staleness=spec.asynchrony.max_staleness,
+            total_steps=spec.trainer.total_steps,
+            filter=spec.filter,
+            drop_stragglers=spec.asynchrony.stragglers == "drop",
+            overissue=spec.asynchrony.overissue,
+            train_last=spec.trainer.last_batch == "train",
+            data_limit=None if epochs is None else epochs * data_size,
+        )
+
+    @property
+    def rounds(self) -> bool:
+        return self.filter.mode == "rounds"
+
+    @property
+    def gen_batch_size(self) -> int:
+        return self.filter.gen_batch_size or self.batch_size
+
+
+@dataclass(slots=True)
+class LiveGroup:
+    """An issued group that is not settled: in flight until `group` is there, kept from then on."""
+
+    version: int
+    floors: Floors
+    group: Group | None = None
+    groups_sequence: int = 0
+
+
+@dataclass(slots=True)
+class _SinceBatch:
+    """What happened since the last batch; the next BATCH record carries it."""
+
+    issued: int = 0
+    dropped: list[tuple[int, DropReason]] = field(default_factory=list)
+    sampled: SamplingStats = SamplingStats()
+
+
+class FilterQueue:
+    """State of one run's queue; every method is O(1) or O(B) but for planning a batch, which writes the live set."""
+
+    def __init__(self, rules: QueueRules) -> None:
+        self.rules = rules
+        self.k = 0
+        """Index of the next batch."""
+        self.version = 0
+        """Highest policy version number ever published, also after a trainer's rollback."""
+        self.next_n = 0
+        self.live: dict[int, LiveGroup] = {}
+        """In issue order."""
+        self.tally = Tally()
+        self.groups_seen = 0
+        self.generation_limit = rules.filter.max_generation_batches
+        self._counted = 0
+        self._rollouts_seen = 0
+        self._kept: list[int] = []
+        self._by_version: Counter[int] = Counter()
+        self._since = _SinceBatch()
+
+    # ---------------------------------------------------------------- what people and metrics ask
+
+    @property
+    def kept(self) -> int:
+        return len(self._kept)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.live) - self.kept
+
+    def in_flight_groups(self) -> Iterator[int]:
+        """Issue numbers that have no stored group yet, oldest first."""
+        return (n for n, live in self.live.items() if live.group is None)
+
+    @property
+    def capacity(self) -> int:
+        """Most groups that may be consumed, kept or in flight at the present policy version."""
+        steps = min(self.version + self.rules.max_staleness + 1, self.rules.total_steps)
+        return steps * self.rules.batch_size + self.rules.overissue
+
+    @property
+    def generation_batches(self) -> int:
+        """Generation batches begun for the batch that is being filled."""
+        return -(-self._since.issued // self.rules.gen_batch_size)
+
+    @property
+    def exhausted(self) -> bool:
+        """The data can give no further group."""
+        return self.rules.data_limit is not None and self.next_n >= self.rules.data_limit
+
+    @property
+    def at_generation_limit(self) -> bool:
+        """The next issue would begin a generation batch beyond the limit: the run pauses and says so."""
+        full = self._since.issued >= self.rules.gen_batch_size * (self.generation_limit or 0)
+        return self.generation_limit is not None and full and self._room() > 0
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to issue, to wait for or to train."""
+        if self.k >= self.rules.total_steps:
+            return True
+        return self.exhausted and not self.live
+
+    # ---------------------------------------------------------------- planning
+
+    def plan_issue(self) -> Issue | None:
+        """The groups that may be issued now, as the record that must be stored before their prompts are published."""
+        room = self._room()
+        if self.generation_limit is not None:
+            room = min(room, self.rules.gen_batch_size * self.generation_limit - self._since.issued)
+        if room <= 0:
+            return None
+        return Issue(self.next_n, room, self.version, Floors(self.groups_seen, self._rollouts_seen))
+
+    def plan_drop(self) -> Drop | None:
+        """Groups that must be given up before the next batch can be emitted: surplus, or stragglers under `drop`."""
+        if not self._batch_is_full():
+            return None
+        if self.rules.rounds or self.rules.overissue:
+            chosen = set(self._oldest_kept())
+            surplus = tuple(n for n in self.live if n not in chosen)
+            return Drop(surplus, DropReason.SURPLUS) if surplus else None
+        if self.rules.drop_stragglers:
+            stragglers = tuple(self._infeasible_in_flight())
+            return Drop(stragglers, DropReason.STRAGGLER) if stragglers else None
+        return None
+
+    def plan_batch(self) -> Batch | None:
+        """The next batch, if it is full (or the short last one) and everything left over can still meet its deadline."""
+        if self.k >= self.rules.total_steps or not (self._batch_is_full() or self._last_is_short()):
+            return None
+        chosen = self._oldest_kept()
+        if not self._feasible_without(chosen):
+            return None
+        return self._batch_record(chosen)
+
+    def plan_end(self, reason: DropReason) -> Drop | None:
+        """Settle everything that is still live, because the run ends."""
+        return Drop(tuple(self.live), reason) if self.live else None
+
+    def _room(self) -> int:
+        if self.rules.rounds:
+            room = self._room_in_rounds()
+        else:
+            room = self.capacity - self.k * self.rules.batch_size - len(self.live)
+        if self.rules.data_limit is not None:
+            room = min(room, self.rules.data_limit - self.next_n)
+        return max(room, 0)
+
+    def _room_in_rounds(self) -> int:
+        """A whole generation batch, once the last one is settled, came short, and the weights are those of batch k."""
+        waiting = self.in_flight > 0 or self.kept >= self.rules.batch_size
+        return 0 if waiting or self.version < self.k or self.k >= self.rules.total_steps else self.rules.gen_batch_size
+
+    def _batch_is_full(self) -> bool:
+        if self.rules.rounds and self.in_flight:
+            return False
+        return self.kept >= self.rules.batch_size
+
+    def _last_is_short(self) -> bool:
+        return self.exhausted and self.rules.train_last and self.kept > 0 and self.in_flight == 0
+
+    def _oldest_kept(self) -> list[int]:
+        return heapq.nsmallest(self.rules.batch_size, self._kept)
+
+    def _feasible_without(self, chosen: list[int]) -> bool:
+        left = self._by_version.copy()
+        left.subtract(Counter(self.live[n].version for n in chosen))
+        due = 0
+        for version in sorted(left):
+            due += left[version]
+            if due > max(version + self.rules.max_staleness - self.k, 0) * self.rules.batch_size:
+                return False
+        return True
+
+    def _infeasible_in_flight(self) -> Iterator[int]:
+        """In-flight groups, newest first within each deadline's excess, whose loss makes the rest feasible again."""
+        left = self._by_version.copy()
+        left.subtract(Counter(self.live[n].version for n in self._oldest_kept()))
+        due = 0
+        for version in sorted(left):
+            due += left[version]
+            excess = due - max(version + self.rules.max_staleness - self.k, 0) * self.rules.batch_size
+            if excess > 0:
+                late = [n for n in self.in_flight_groups() if self.live[n].version <= version][:excess]
+                yield from late
+                due -= len(late)
+
+    def _batch_record(self, chosen: list[int]) -> Batch:
+        rest = {n: live for n, live in self.live.items() if n not in set(chosen)}
+        groups = tuple(_batch_group(n, self.live[n]) for n in chosen)
+        trained = self.tally.trained + len(groups)
+        return Batch(
+            k=self.k,
+            groups=groups,
+            dropped=tuple(self._since.dropped),
+            next_n=self.next_n,
+            live=tuple(_ranges(rest)),
+            floors=Floors(
+                min((live.floors.groups for live in rest.values()), default=self.groups_seen),
+                min((live.floors.rollouts for live in rest.values()), default=self._rollouts_seen),
+            ),
+            tally=replace(self.tally, trained=trained),
+            sampled=self._since.sampled,
+            version=self.version,
+            groups_seen=self.groups_seen,
+        )
+
+    # ---------------------------------------------------------------- what has happened
+
+    def commit(self, record: Issue | Drop | Batch) -> None:
+        """Let a stored record happen. Records come in ledger order, each once."""
+        match record:
+            case Issue(first, count, version, floors):
+                for n in range(first, first + count):
+                    self.live[n] = LiveGroup(version, floors)
+                self._by_version[version] += count
+                self.next_n = first + count
+                self._since.issued += count
+                self.tally = replace(self.tally, issued=self.next_n)
+            case Drop(groups, reason):
+                for n in groups:
+                    self._settle(n, reason)
+            case Batch():
+                self._commit_batch(record)
+
+    def publish(self, version: int) -> None:
+        """A policy version was announced; the number never goes down."""
+        self.version = max(self.version, version)
+
+    def store(self, sequence: int, group: Group) -> DropReason | None:
+        """Fold one GROUPS message, in stream order: the first of an n is the group; of a settled n nothing counts.
+
+        Returns the reason if the group is dropped by its outcomes.
+        """
+        self.groups_seen = max(self.groups_seen, sequence)
+        self._rollouts_seen = max([self._rollouts_seen, *(s for r in group.rollouts for s in r.sequences)])
+        live = self.live.get(group.n)
+        if live is None or live.group is not None:
+            return None
+        reason = drop_reason(group, self.rules.filter)
+        if sequence > self._counted:
+            self._count(group, reason)
+        if reason is not None:
+            self._settle(group.n, reason)
+            return reason
+        live.group, live.groups_sequence = group, sequence
+        heapq.heappush(self._kept, group.n)
+        return None
+
+    @classmethod
+    def restore(cls, rules: QueueRules, batch: Batch | None) -> FilterQueue:
+        """The queue as it was right after `batch` (None: at the start), before the records and groups that follow."""
+        queue = cls(rules)
+        if batch is None:
+            return queue
+        queue.k, queue.version, queue.next_n, queue.tally = batch.k + 1, batch.version, batch.next_n, batch.tally
+        queue._counted = batch.groups_seen
+        queue.groups_seen, queue._rollouts_seen = batch.floors.groups, batch.floors.rollouts
+        for issue in batch.live:
+            for n in range(issue.first, issue.first + issue.count):
+                queue.live[n] = LiveGroup(issue.version, issue.floors)
+            queue._by_version[issue.version] += issue.count
+        return queue
+
+    def _commit_batch(self, batch: Batch) -> None:
+        for entry in batch.groups:
+            self._by_version[self.live.pop(entry.n).version] -= 1
+        chosen = {entry.n for entry in batch.groups}
+        self._kept = [n for n in self._kept if n not in chosen]
+        heapq.heapify(self._kept)
+        self._by_version = +self._by_version
+        self.k, self.tally, self._since = batch.k + 1, batch.tally, _SinceBatch()
+        self._counted = batch.groups_seen
+
+    def _settle(self, n: int, reason: DropReason) -> None:
+        live = self.live.pop(n)
+        self._by_version[live.version] -= 1
+        if live.group is not None:
+            self._kept.remove(n)
+            heapq.heapify(self._kept)
+        self._since.dropped.append((n, reason))
+        dropped = {**self.tally.dropped, reason: self.tally.dropped.get(reason, 0) + 1}
+        self.tally = replace(self.tally, dropped=dropped)
+
+    def _count(self, group: Group, reason: DropReason | None) -> None:
+        if group.status is not GroupStatus.SCORED:
+            return
+        s, rollouts = self._since.sampled, group.rollouts
+        length = sum(r.length for r in rollouts)
+        self._since.sampled = SamplingStats(
+            groups=s.groups + 1,
+            rollouts=s.rollouts + len(rollouts),
+            reward_sum=s.reward_sum + sum(r.reward for r in rollouts),
+            acc_sum=s.acc_sum + sum(r.acc for r in rollouts),
+            length_sum=s.length_sum + length,
+            truncated=s.truncated + sum(r.finish_reason == "length" for r in rollouts),
+            tokens=s.tokens + length,
+        )
+        self.tally = replace(
+            self.tally,
+            scored_groups=self.tally.scored_groups + 1,
+            kept_groups=self.tally.kept_groups + (reason is None),
+        )
+
+
+def _batch_group(n: int, live: LiveGroup) -> BatchGroup:
+    assert live.group is not None, f"group {n} is chosen for a batch but not stored"
+    return BatchGroup(n, live.group.attempt, live.version, live.groups_sequence, live.group.rollouts)
+
+
+def _ranges(live: dict[int, LiveGroup]) -> Iterable[Issue]:
+    """The live groups as ISSUE data, neighbours with the same version and floors together."""
+    run: Issue | None = None
+    for n, group in live.items():
+        if run and n == run.first + run.count and (group.version, group.floors) == (run.version, run.floors):
+            run = replace(run, count=run.count + 1)
+            continue
+        if run:
+            yield run
+        run = Issue(n, 1, group.version, group.floors)
+    if run:
+        yield run
