@@ -8,7 +8,7 @@ import ipaddress
 from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from services.coordinator.api_problems import UnauthorizedFault
+from services.coordinator.api_problems import UnauthorizedError
 from sluice.errors import ConfigError
 
 _BEARER = HTTPBearer(auto_error=False, description="The deployment's SLUICE_API_TOKEN; not asked for when it has none.")
@@ -34,12 +34,12 @@ class TokenCheck:
         self._token = token
 
     async def __call__(self, credentials: HTTPAuthorizationCredentials | None = Depends(_BEARER)) -> None:  # noqa: B008
-        """Raises: UnauthorizedFault: a token is configured and the request does not carry it."""
+        """Raises: UnauthorizedError: a token is configured and the request does not carry it."""
         if self._token is None:
             return
         given = credentials.credentials if credentials else ""
         if not hmac.compare_digest(given.encode(), self._token.encode()):
-            raise UnauthorizedFault(
+            raise UnauthorizedError(
                 "the request carries no valid bearer token",
                 field="Authorization",
                 limit="Bearer <token>",

@@ -18,7 +18,7 @@ from sluice.views import Problem
 PROBLEM_JSON = "application/problem+json"
 
 
-class ApiFault(Exception):
+class ApiError(Exception):
     """A request that cannot be served; the base of what a RunDirectory raises to answer with a problem document."""
 
     status = 400
@@ -37,37 +37,37 @@ class ApiFault(Exception):
         self.detail, self.field, self.value, self.limit, self.knob = detail, field, value, limit, knob
 
 
-class NotFoundFault(ApiFault):
+class MissingError(ApiError):
     """No such run or group."""
 
     status, kind = 404, "not-found"
 
 
-class ConflictFault(ApiFault):
+class ConflictError(ApiError):
     """The run's state forbids it, or the idempotency key was used for another spec."""
 
     status, kind = 409, "conflict"
 
 
-class InvalidFault(ApiFault):
+class InvalidError(ApiError):
     """The request is well formed, but a field of it cannot be."""
 
     status, kind = 422, "invalid"
 
 
-class UnauthorizedFault(ApiFault):
+class UnauthorizedError(ApiError):
     """The bearer token is missing or wrong."""
 
     status, kind = 401, "unauthorized"
 
 
-class TooLargeFault(ApiFault):
+class TooLargeError(ApiError):
     """The body is over the size limit."""
 
     status, kind = 413, "too-large"
 
 
-class UnavailableFault(ApiFault):
+class UnavailableError(ApiError):
     """A part that the answer needs is away; the same request may succeed later."""
 
     status, kind = 503, "unavailable"
@@ -81,7 +81,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def install(app: FastAPI) -> None:
     """Let every fault of `app` leave as a problem document."""
-    app.add_exception_handler(ApiFault, _on_fault)
+    app.add_exception_handler(ApiError, _on_fault)
     app.add_exception_handler(ConfigError, _on_config_error)
     app.add_exception_handler(TransientError, _on_unavailable)
     app.add_exception_handler(WaitTimeoutError, _on_unavailable)
@@ -90,7 +90,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-def _answer(request: Request, fault: ApiFault) -> JSONResponse:
+def _answer(request: Request, fault: ApiError) -> JSONResponse:
     problem = Problem(
         type=f"urn:sluice:problem:{fault.kind}",
         title=http.HTTPStatus(fault.status).phrase,
@@ -118,16 +118,16 @@ def _printable(value: Any) -> Any:
 
 
 async def _on_fault(request: Request, fault: Exception) -> JSONResponse:
-    assert isinstance(fault, ApiFault)
+    assert isinstance(fault, ApiError)
     return _answer(request, fault)
 
 
 async def _on_config_error(request: Request, error: Exception) -> JSONResponse:
-    return _answer(request, InvalidFault(str(error)))
+    return _answer(request, InvalidError(str(error)))
 
 
 async def _on_unavailable(request: Request, error: Exception) -> JSONResponse:
-    return _answer(request, UnavailableFault(str(error)))
+    return _answer(request, UnavailableError(str(error)))
 
 
 async def _on_validation(request: Request, error: Exception) -> JSONResponse:
@@ -135,13 +135,13 @@ async def _on_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    return _answer(request, InvalidFault(f"{field}: {first['msg']}", field=field, value=first.get("input")))
+    return _answer(request, InvalidError(f"{field}: {first['msg']}", field=field, value=first.get("input")))
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     """What the framework itself refuses: an unknown path, or a method that a path does not have."""
     assert isinstance(error, HTTPException)
-    fault = ApiFault(f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is")
+    fault = ApiError(f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is")
     fault.status, fault.kind = error.status_code, http.HTTPStatus(error.status_code).name.lower().replace("_", "-")
     return _answer(request, fault)
 
@@ -149,6 +149,6 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     """Our own fault: the log has the whole story, the caller one line."""
     get_logger("coordinator").error("api_failed", path=request.url.path, exc_info=error)
-    fault = ApiFault(f"the coordinator failed on this request ({type(error).__name__}); its log says why")
+    fault = ApiError(f"the coordinator failed on this request ({type(error).__name__}); its log says why")
     fault.status, fault.kind = 500, "internal"
     return _answer(request, fault)

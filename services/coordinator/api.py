@@ -1,0 +1,114 @@
+"""The runs REST API: HTTP in front of a RunDirectory, which knows the runs.
+
+Nothing here keeps state. Every fault leaves as an RFC 9457 problem document (`api_problems`), every answer is one of
+`sluice.views`, and OpenAPI at /openapi.json lists them all.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from fastapi import Depends, FastAPI
+
+from services.coordinator import api_meta, api_problems, api_routes
+from services.coordinator.api_access import TokenCheck
+from services.coordinator.api_body import add_run_spec_schema
+from sluice.config import RunSpec
+from sluice.views import (
+    CheckpointView,
+    EventView,
+    GroupDetailView,
+    GroupView,
+    RunAction,
+    RunView,
+    StepView,
+    VersionView,
+    WorkerView,
+)
+
+
+class RunDirectory(Protocol):
+    """What the API needs to know about runs.
+
+    Every method that takes a run id raises `api_problems.MissingError` for an unknown one, and may raise
+    `sluice.errors.TransientError` or `WaitTimeoutError`, which become 503.
+    """
+
+    async def create(self, spec: RunSpec, idempotency_key: str | None) -> RunView:
+        """Store a new run as queued. The same key with the same spec gives the same run again.
+
+        Raises:
+            ConfigError: a file or value that only the deployment can judge is wrong (422).
+            ConflictError: the key was used for another spec.
+        """
+        ...
+
+    async def list(self) -> Sequence[RunView]:
+        """All runs, newest first, without their specs."""
+        ...
+
+    async def get(self, run_id: str) -> RunView:
+        """One run with its spec."""
+        ...
+
+    async def control(self, run_id: str, action: RunAction, reason: str) -> RunView:
+        """Pause, resume or stop. Asking for the state a run is in (or on its way to) changes nothing.
+
+        Raises:
+            ConflictError: the run's state forbids it; names the state.
+        """
+        ...
+
+    async def steps(self, run_id: str, after: int, limit: int) -> Sequence[StepView]:
+        """Training steps k > `after`, lowest first."""
+        ...
+
+    async def groups(self, run_id: str, after: int, limit: int) -> Sequence[GroupView]:
+        """Groups n > `after`, lowest first."""
+        ...
+
+    async def group(self, run_id: str, n: int) -> GroupDetailView:
+        """One group with its provenance. Raises: MissingError: n was never issued."""
+        ...
+
+    def events(self, run_id: str, last_event_id: int) -> AsyncIterator[EventView]:
+        """Events with id > `last_event_id`, then what arrives; ends after the event of a terminal state."""
+        ...
+
+    async def versions(self, run_id: str) -> Sequence[VersionView]:
+        """Published policy versions, oldest first."""
+        ...
+
+    async def checkpoints(self, run_id: str) -> Sequence[CheckpointView]:
+        """Stored checkpoints, oldest first."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerView]:
+        """Rollout workers that are there now."""
+        ...
+
+    async def healthy(self) -> bool:
+        """The process does its work; false asks for a restart."""
+        ...
+
+    async def ready(self) -> str:
+        """Empty when requests can be served; otherwise who it waits for."""
+        ...
+
+
+def create_app(runs: RunDirectory, token: str | None = None) -> FastAPI:
+    """The application. With a `token`, every route under /v1 asks for it as a bearer token."""
+    app = FastAPI(
+        title="Sluice runs API",
+        version=importlib.metadata.version("sluice"),
+        description="Create, watch and steer DAPO training runs.",
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )
+    app.state.runs = runs
+    api_problems.install(app)
+    app.include_router(api_routes.router, dependencies=[Depends(TokenCheck(token))])
+    app.include_router(api_meta.router)
+    add_run_spec_schema(app)
+    return app

@@ -1,0 +1,239 @@
+"""What the REST API shows of runs: the coordinator builds these, the client reads them back.
+
+They are for people and programs outside; no service takes its state from them. Events may lose messages and a newer
+service may add fields, so readers ignore fields they do not know and every measured field may be absent.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sluice.types import RunState
+
+
+class View(BaseModel):
+    """Base of all views."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="null")
+
+
+class RunAction(StrEnum):
+    """What a person can ask of a run."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+
+
+class WaitView(View):
+    """A named wait: nothing in Sluice waits without one."""
+
+    name: str = Field(description="The wait, as logs and metrics name it.")
+    waits_for: str = Field(description="Who or what ends it.")
+    seconds: float = Field(description="How long it has lasted.")
+    deadline_seconds: float | None = Field(None, description="When it becomes an error.")
+
+
+class CountsView(View):
+    """issued = trained + Σ dropped + live; `kept` counts groups that have waited for, or gone into, a batch."""
+
+    issued: int = 0
+    trained: int = 0
+    live: int = 0
+    in_flight: int = Field(0, description="Live groups that a worker still has to finish.")
+    kept_waiting: int = Field(0, description="Kept groups that wait for their batch.")
+    scored: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = Field(default_factory=dict, description="Groups that never train, by reason.")
+
+    @property
+    def keep_rate(self) -> float | None:
+        """Kept groups of scored groups; None before the first."""
+        return self.kept / self.scored if self.scored else None
+
+
+class RunView(View):
+    """A run as it stands now."""
+
+    id: str
+    name: str
+    state: RunState
+    reason: str = Field("", description="Why it is in this state, in words.")
+    config_hash: str
+    created_at: datetime
+    first_issue_at: datetime | None = Field(None, description="Server time of the first ISSUE record.")
+    finished_at: datetime | None = None
+    training_steps: int = Field(0, description="Training steps whose policy version is published.")
+    batches: int = Field(0, description="Batches emitted.")
+    total_steps: int
+    policy_version: str | None = Field(None, description="Newest published policy version, e.g. v12.1.")
+    counts: CountsView = CountsView()
+    waits: tuple[WaitView, ...] = Field((), description="Who waits for whom, the longest first.")
+    spec: dict[str, Any] | None = Field(None, description="The whole run spec; absent in lists.")
+
+
+class BatchView(View):
+    """The `batch` event: what was sampled since the last batch, dropped groups included."""
+
+    step: int
+    reward_mean: float | None = None
+    acc_mean: float | None = None
+    keep_rate: float | None = None
+    sampled_groups: int = 0
+    dropped: dict[str, int] = Field(default_factory=dict)
+    response_length_mean: float | None = None
+    truncated_share: float | None = None
+    tokens: int = 0
+    staleness: dict[str, int] = Field(default_factory=dict, description="Groups of the batch by staleness.")
+    version: int | str | None = None
+    in_flight: int = 0
+    kept_waiting: int = 0
+    elapsed_seconds: float | None = Field(None, description="Since the first issued prompt.")
+    tokens_per_second: float | None = None
+
+
+class TrainingView(View):
+    """The `step` event: one finished training step, as the trainer measured it."""
+
+    step: int
+    version: str | None = None
+    updates: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    entropy: float | None = None
+    clip_fraction_high: float | None = None
+    clip_fraction_low: float | None = None
+    approx_kl: float | None = None
+    logprob_gap_mean: float | None = Field(None, description="Mean |trainer − behaviour| log-prob, nats.")
+    importance_weight_mean: float | None = None
+    reward_mean_kept: float | None = None
+    acc_mean_kept: float | None = None
+    response_length_mean: float | None = None
+    response_length_max: float | None = None
+    truncated_share: float | None = None
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+    trained_tokens: int | None = None
+    staleness_max: int | None = None
+    staleness_mean: float | None = None
+    seconds: dict[str, float] = Field(
+        default_factory=dict, description="wait, fetch, train, publish, checkpoint, total."
+    )
+    tokens_per_second: float | None = None
+    groups: int | None = None
+
+
+class StepView(View):
+    """Training step k: its batch, and its training once that is done."""
+
+    step: int
+    batch: BatchView
+    training: TrainingView | None = None
+
+
+class RolloutView(View):
+    """One rollout of a group; reward = score + shaping."""
+
+    verdict: str
+    acc: float | None = None
+    score: float | None = None
+    shaping: float = 0.0
+    length: int
+    finish_reason: str
+    oldest_version: str
+    newest_version: str
+    content_hash: str = ""
+    sequences: tuple[int, ...] = ()
+
+
+class GroupView(View):
+    """Group n and what became of it."""
+
+    n: int
+    state: Literal["in_flight", "kept", "trained", "dropped"]
+    reason: str | None = Field(None, description="Why it was dropped.")
+    batch: int | None = Field(None, description="The training step that consumed it.")
+    version: int = Field(description="Policy version number at issue.")
+    acc_mean: float | None = None
+    reward_mean: float | None = None
+    length_mean: float | None = None
+
+
+class GroupDetailView(GroupView):
+    """Group n with its provenance."""
+
+    index: int | None = Field(None, description="Row of the data set.")
+    epoch: int | None = None
+    prompt: str | None = None
+    ground_truth: str | None = None
+    data_source: str | None = None
+    attempt: str | None = None
+    worker: str | None = None
+    engine: str | None = None
+    generate_seconds: float | None = None
+    reward_seconds: float | None = None
+    sample_text: str | None = Field(None, description="Response of rollout 0, cut short.")
+    error: str = ""
+    rollouts: tuple[RolloutView, ...] = ()
+
+
+class VersionView(View):
+    """A published policy version."""
+
+    version: str
+    uri: str
+    manifest_hash: str
+    chain: str = Field(description="Hex of h(number), the hash chain over all trained batches.")
+    published_at: datetime = Field(description="Server time of its VERSION record.")
+
+
+class CheckpointView(View):
+    """Batches below k are in these weights."""
+
+    k: int
+    lineage: int
+    path: str
+    checksum: str
+    chain: str
+    stored_at: datetime
+
+
+class WorkerView(View):
+    """A rollout worker that is there now."""
+
+    name: str
+    run: str | None = None
+    engine: str | None = None
+    version: str | None = None
+    in_flight: int = 0
+    tokens_per_second: float | None = None
+
+
+class EventView(View):
+    """One event of a run; `id` is the value for `Last-Event-ID`."""
+
+    id: int
+    kind: str
+    time: datetime
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem document: what is wrong, where, and which knob changes it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str = Field("about:blank", description="A URI reference that names the kind of problem.")
+    title: str
+    status: int
+    detail: str = Field(description="One line for a person.")
+    instance: str | None = Field(None, description="The path that was asked for.")
+    field: str | None = Field(None, description="The field that is wrong.")
+    value: Any = Field(None, description="Its value.")
+    limit: Any = Field(None, description="What it may be.")
+    knob: str | None = Field(None, description="The setting that changes the limit.")
