@@ -1,11 +1,12 @@
 """The filter queue: dynamic sampling with bounded staleness, as one pure class.
 
-Groups are issued in order, come back in any order, are kept or dropped, and leave in batches of exactly B. The class does
-no I/O and knows no clock: the service, the property tests and the simulator all drive the same code. It plans records
-(`plan_issue`, `plan_drop`, `plan_batch`); the caller stores each in LEDGER and only then lets it happen (`commit`).
+Groups are issued in order, come back in any order, are kept or dropped, and leave in batches of exactly B. The class
+does no I/O and knows no clock: the service, the property tests and the simulator all drive the same code. It plans
+records (`plan_issue`, `plan_drop`, `plan_batch`); the caller stores each in LEDGER and only then lets it happen
+(`commit`).
 
     admission   issue while consumed + live < min(v + η + 1, total_steps) · B
-    deadline    a group issued at version v may train in batch v + η at the latest; deadlines never decrease in issue order
+    deadline    a group issued at version v trains in batch v + η at the latest; deadlines never decrease in issue order
     emission    batch k takes the B oldest-issued kept groups, once the rest stays feasible: for each later batch j at
                 most (j − k) · B live groups with deadline ≤ j are left over, and none with deadline ≤ k
 
@@ -15,12 +16,13 @@ Together these give: staleness never above η, no group dropped for its length u
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
+from services.coordinator.rules import QueueRules
 from sluice.algorithms.dynamic_sampling import drop_reason
-from sluice.config import FilterConfig, RunSpec
 from sluice.types import (
     Batch,
     BatchGroup,
@@ -33,42 +35,6 @@ from sluice.types import (
     SamplingStats,
     Tally,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRules:
-    """The part of a run's spec that the queue obeys, and how many groups the data can give (None: no end)."""
-
-    batch_size: int
-    max_staleness: int
-    total_steps: int
-    filter: FilterConfig = FilterConfig()
-    drop_stragglers: bool = False
-    overissue: int = 0
-    train_last: bool = True
-    data_limit: int | None = None
-
-    @classmethod
-    def of(cls, spec: RunSpec, data_size: int) -> QueueRules:
-        epochs = spec.data.total_epochs
-        return cls(
-            batch_size=spec.trainer.prompts_per_step,
-            max_staleness=spec.asynchrony.max_staleness,
-            total_steps=spec.trainer.total_steps,
-            filter=spec.filter,
-            drop_stragglers=spec.asynchrony.stragglers == "drop",
-            overissue=spec.asynchrony.overissue,
-            train_last=spec.trainer.last_batch == "train",
-            data_limit=None if epochs is None else epochs * data_size,
-        )
-
-    @property
-    def rounds(self) -> bool:
-        return self.filter.mode == "rounds"
-
-    @property
-    def gen_batch_size(self) -> int:
-        return self.filter.gen_batch_size or self.batch_size
 
 
 @dataclass(slots=True)
@@ -87,7 +53,9 @@ class _SinceBatch:
 
     issued: int = 0
     dropped: list[tuple[int, DropReason]] = field(default_factory=list)
-    sampled: SamplingStats = SamplingStats()
+    sampled: SamplingStats = field(default_factory=SamplingStats)
+    uncounted: set[int] = field(default_factory=set)
+    """Given up by a DROP record before their group was stored: should it still come, its outcomes are statistics."""
 
 
 class FilterQueue:
@@ -143,16 +111,18 @@ class FilterQueue:
 
     @property
     def at_generation_limit(self) -> bool:
-        """The next issue would begin a generation batch beyond the limit: the run pauses and says so."""
-        full = self._since.issued >= self.rules.gen_batch_size * (self.generation_limit or 0)
-        return self.generation_limit is not None and full and self._room() > 0
+        """Every group of the allowed generation batches is settled and the batch is not full: the run pauses."""
+        if self.generation_limit is None or self.in_flight or self.kept >= self.rules.batch_size:
+            return False
+        return self._since.issued >= self.rules.gen_batch_size * self.generation_limit and self._room() > 0
 
     @property
     def finished(self) -> bool:
         """Nothing is left to issue, to wait for or to train."""
         if self.k >= self.rules.total_steps:
             return True
-        return self.exhausted and not self.live
+        remainder_trains = self.kept > 0 and (self.rules.train_last or self._batch_is_full())
+        return self.exhausted and self.in_flight == 0 and not remainder_trains
 
     # ---------------------------------------------------------------- planning
 
@@ -179,7 +149,7 @@ class FilterQueue:
         return None
 
     def plan_batch(self) -> Batch | None:
-        """The next batch, if it is full (or the short last one) and everything left over can still meet its deadline."""
+        """The next batch, if it is full (or the short last one) and all that is left over can meet its deadline."""
         if self.k >= self.rules.total_steps or not (self._batch_is_full() or self._last_is_short()):
             return None
         chosen = self._oldest_kept()
@@ -217,27 +187,30 @@ class FilterQueue:
         return heapq.nsmallest(self.rules.batch_size, self._kept)
 
     def _feasible_without(self, chosen: list[int]) -> bool:
-        left = self._by_version.copy()
-        left.subtract(Counter(self.live[n].version for n in chosen))
-        due = 0
-        for version in sorted(left):
-            due += left[version]
-            if due > max(version + self.rules.max_staleness - self.k, 0) * self.rules.batch_size:
-                return False
-        return True
+        left = self._left_without(chosen)
+        due = accumulate(left[version] for version in sorted(left))
+        return all(count <= self._seats(version) for version, count in zip(sorted(left), due, strict=True))
 
     def _infeasible_in_flight(self) -> Iterator[int]:
-        """In-flight groups, newest first within each deadline's excess, whose loss makes the rest feasible again."""
-        left = self._by_version.copy()
-        left.subtract(Counter(self.live[n].version for n in self._oldest_kept()))
+        """In-flight groups, oldest first, whose loss makes what is left over feasible again."""
+        left = self._left_without(self._oldest_kept())
+        in_flight = deque(self.in_flight_groups())
         due = 0
         for version in sorted(left):
             due += left[version]
-            excess = due - max(version + self.rules.max_staleness - self.k, 0) * self.rules.batch_size
-            if excess > 0:
-                late = [n for n in self.in_flight_groups() if self.live[n].version <= version][:excess]
-                yield from late
-                due -= len(late)
+            while due > self._seats(version) and in_flight and self.live[in_flight[0]].version <= version:
+                yield in_flight.popleft()
+                due -= 1
+
+    def _left_without(self, chosen: list[int]) -> Counter[int]:
+        """Live groups by version, but for `chosen`."""
+        left = self._by_version.copy()
+        left.subtract(Counter(self.live[n].version for n in chosen))
+        return left
+
+    def _seats(self, version: int) -> int:
+        """Places in later batches that groups issued at `version` or before can still take."""
+        return max(version + self.rules.max_staleness - self.k, 0) * self.rules.batch_size
 
     def _batch_record(self, chosen: list[int]) -> Batch:
         rest = {n: live for n, live in self.live.items() if n not in set(chosen)}
@@ -272,6 +245,7 @@ class FilterQueue:
                 self._since.issued += count
                 self.tally = replace(self.tally, issued=self.next_n)
             case Drop(groups, reason):
+                self._since.uncounted.update(n for n in groups if self.live[n].group is None)
                 for n in groups:
                     self._settle(n, reason)
             case Batch():
@@ -288,10 +262,10 @@ class FilterQueue:
         """
         self.groups_seen = max(self.groups_seen, sequence)
         self._rollouts_seen = max([self._rollouts_seen, *(s for r in group.rollouts for s in r.sequences)])
-        live = self.live.get(group.n)
+        live, reason = self.live.get(group.n), drop_reason(group, self.rules.filter)
         if live is None or live.group is not None:
+            self._count_late(group, reason)
             return None
-        reason = drop_reason(group, self.rules.filter)
         if sequence > self._counted:
             self._count(group, reason)
         if reason is not None:
@@ -335,6 +309,12 @@ class FilterQueue:
         self._since.dropped.append((n, reason))
         dropped = {**self.tally.dropped, reason: self.tally.dropped.get(reason, 0) + 1}
         self.tally = replace(self.tally, dropped=dropped)
+
+    def _count_late(self, group: Group, reason: DropReason | None) -> None:
+        """A group that a DROP record has settled since the last batch: its outcomes are still news."""
+        if group.n in self._since.uncounted:
+            self._since.uncounted.discard(group.n)
+            self._count(group, reason)
 
     def _count(self, group: Group, reason: DropReason | None) -> None:
         if group.status is not GroupStatus.SCORED:

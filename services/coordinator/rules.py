@@ -1,0 +1,44 @@
+"""What a run's spec asks of the filter queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from sluice.config import FilterConfig, RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """The part of a run's spec that the queue obeys, and how many groups the data can give (None: no end)."""
+
+    batch_size: int
+    max_staleness: int
+    total_steps: int
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    drop_stragglers: bool = False
+    overissue: int = 0
+    train_last: bool = True
+    data_limit: int | None = None
+
+    @classmethod
+    def of(cls, spec: RunSpec, data_size: int) -> Self:
+        epochs = spec.data.total_epochs
+        return cls(
+            batch_size=spec.trainer.prompts_per_step,
+            max_staleness=spec.asynchrony.max_staleness,
+            total_steps=spec.trainer.total_steps,
+            filter=spec.filter,
+            drop_stragglers=spec.asynchrony.stragglers == "drop",
+            overissue=spec.asynchrony.overissue,
+            train_last=spec.trainer.last_batch == "train",
+            data_limit=None if epochs is None else epochs * data_size,
+        )
+
+    @property
+    def rounds(self) -> bool:
+        return self.filter.mode == "rounds"
+
+    @property
+    def gen_batch_size(self) -> int:
+        return self.filter.gen_batch_size or self.batch_size
