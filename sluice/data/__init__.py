@@ -1,0 +1,16 @@
+"""The training data and the model's files: what the coordinator reads before a run may start."""
+
+from sluice.data.model_files import check_model, stop_token_ids
+from sluice.data.order import position, seed_of
+from sluice.data.table import PromptRow, PromptTable, TableCounts, load_prompts
+
+__all__ = [
+    "PromptRow",
+    "PromptTable",
+    "TableCounts",
+    "check_model",
+    "load_prompts",
+    "position",
+    "seed_of",
+    "stop_token_ids",
+]
