@@ -11,7 +11,7 @@ from sluice.types import ScoreItem, Verdict
 
 MAX_CHUNK = 64
 CHUNK_SECONDS = 0.05
-MIN_SLICE_SECONDS = 0.2
+MIN_SLICE_SECONDS = 0.1
 
 
 class Request:
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One item of a request on its way through the pool. `deaths` counts the workers that ended while they judged it."""
+    """One item of a request on its way through the pool. `deaths` counts the workers that ended while judging it."""
 
     request: Request
     index: int
@@ -51,8 +51,7 @@ class Pace:
     seconds: float = 0.001
 
     def observe(self, seconds: float) -> None:
-        # Learns quickly that checks are slow: too much patience costs a moment, too little costs worker processes.
-        self.seconds += (0.5 if seconds > self.seconds else 0.02) * (seconds - self.seconds)
+        self.seconds += 0.1 * (seconds - self.seconds)
 
     @property
     def chunk(self) -> int:
@@ -61,7 +60,7 @@ class Pace:
 
     def slice(self, limit: float) -> float:
         """Seconds after which an unfinished check no longer may hold back others."""
-        return min(limit, max(MIN_SLICE_SECONDS, 8 * self.seconds))
+        return min(limit, max(MIN_SLICE_SECONDS, 3 * self.seconds))
 
 
 @dataclass(slots=True)

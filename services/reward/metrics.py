@@ -5,7 +5,9 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 VERDICTS = Counter(
-    "sluice_reward_verdicts_total", "Verdicts given, by verifier and kind; `unknown` had no verifier.", ["verifier", "kind"]
+    "sluice_reward_verdicts_total",
+    "Verdicts given, by verifier and kind; `unknown` had no verifier.",
+    ["verifier", "kind"],
 )
 VERDICT_SECONDS = Histogram(
     "sluice_reward_verdict_seconds",

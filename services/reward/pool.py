@@ -1,10 +1,11 @@
 """A pool of worker processes in which a check that hangs, crashes or eats memory harms nobody but itself.
 
 Lanes, one a worker, take small batches from the backlog. A check that runs much longer than its verifier's checks
-usually do is set aside: it keeps its worker and its full time limit, the rest of its batch goes back to the head of
-the backlog, and the lane goes on with a spare worker. So a storm of hanging checks costs a lane a fraction of a
-second each, never the time limit. Places for checks set aside are bounded; while all are taken, such a check's worker
-is killed at once and the check waits its turn to be run again, alone and with the full limit.
+usually do is set aside: it keeps its worker and its full time limit, the rest of its batch goes back to the end of
+the backlog (where one check hangs, others of the same request may), and the lane goes on with a spare worker. So a
+storm of hanging checks costs a lane a fraction of a second each, never the time limit. Places for checks set aside
+are bounded; while all are taken, such a check's worker is killed at once and the check waits its turn to be run again,
+alone and with the full limit.
 
 A worker that dies takes its batch along, and the cause may lie outside the check (the kernel's memory killer, an
 operator): the check is run once more, alone in a fresh worker, before it gets an error.
@@ -21,8 +22,11 @@ from services.reward.job import Backlog, Job, Pace, Request
 from services.reward.process import WorkerEndedError, WorkerLimits, WorkerProcess
 from services.reward.supply import WorkerSupply
 from services.reward.worker import Result
-from sluice.errors import TransientError
+from sluice.errors import PermanentError, TransientError
+from sluice.telemetry import get_logger
 from sluice.types import ScoreItem, Verdict, VerdictKind
+
+MIN_WAIT_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +44,15 @@ class Pool:
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
-        self._supply = WorkerSupply(settings.limits)
+        self._supply = WorkerSupply(settings.limits, settings.workers)
         self._backlog = Backlog()
         self._places = asyncio.Semaphore(settings.workers)
         self._paces: dict[str, Pace] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending = 0
         self.labels: dict[str, str] = {}
+        self.failed = asyncio.Event()
+        """Set when the pool itself is broken: the process must end, and its supervisor starts another."""
 
     async def start(self) -> None:
         """Start the workers.
@@ -77,12 +83,14 @@ class Pool:
 
         Raises:
             TransientError: too many items are waiting already.
+            PermanentError: these are more than may ever wait.
         """
         if not items:
             return []
-        if self._pending + len(items) > self._settings.max_pending:
-            limit = f"SLUICE_REWARD_MAX_PENDING = {self._settings.max_pending}"
-            raise TransientError(f"{self._pending} items are pending; {len(items)} more would pass {limit}")
+        limit = self._settings.max_pending
+        if self._pending + len(items) > limit:
+            kind = PermanentError if len(items) > limit else TransientError
+            raise kind(f"{len(items)} items and the {self._pending} pending pass SLUICE_REWARD_MAX_PENDING = {limit}")
         request = Request(len(items))
         self._pending += len(items)
         metrics.PENDING.set(self._pending)
@@ -98,13 +106,23 @@ class Pool:
     def _run(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            get_logger("reward").error("pool_broken", error=repr(error), exc_info=error)
+            self.failed.set()
 
     async def _lane(self) -> None:
         while True:
             worker: WorkerProcess | None = await self._supply.take()
             while worker is not None:
                 jobs = await self._backlog.take(self._paces)
+                if worker.ended:  # while it had nothing to do, so no check is suspect
+                    self._backlog.add(jobs, first=True)
+                    await self._supply.discard(worker, "died")
+                    break
                 worker = await self._judge(worker, jobs)
 
     async def _judge(self, worker: WorkerProcess, jobs: list[Job]) -> WorkerProcess | None:
@@ -112,26 +130,28 @@ class Pool:
         patience = self._paces[jobs[0].verifier].slice(self._settings.timeout_seconds)
         worker.send([(job.verifier, job.item) for job in jobs])
         unfinished = dict(enumerate(jobs))
+        wait = patience
         while unfinished:
             try:
-                results = await worker.results(patience)
+                results = await worker.results(wait)
             except TimeoutError:
-                running = worker.running()
-                if running is not None and running[1] >= patience and running[0] in unfinished:
-                    await self._set_aside(worker, unfinished, running)
+                index, seconds = worker.running(unfinished)
+                if seconds >= patience:
+                    await self._set_aside(worker, unfinished, index, seconds)
                     return None
+                wait = max(MIN_WAIT_SECONDS, patience - seconds)
             except WorkerEndedError as error:
                 await self._bury(worker, unfinished, str(error))
                 return None
             else:
+                wait = patience
                 self._settle_all(worker, unfinished, results)
         return worker
 
-    async def _set_aside(self, worker: WorkerProcess, unfinished: dict[int, Job], running: tuple[int, float]) -> None:
-        index, seconds = running
+    async def _set_aside(self, worker: WorkerProcess, unfinished: dict[int, Job], index: int, seconds: float) -> None:
         reusable = index == max(unfinished)
         job = unfinished.pop(index)
-        self._backlog.add(unfinished.values(), first=True)
+        self._backlog.add(unfinished.values())
         if self._places.locked():
             await self._supply.discard(worker, "set_aside")
             self._run(self._alone(job))
@@ -146,7 +166,7 @@ class Pool:
         finally:
             self._places.release()
         if alive and reusable:
-            self._supply.give_back(worker)
+            await self._supply.give_back(worker)
         elif alive:
             await self._supply.discard(worker, "set_aside")
 
@@ -159,7 +179,7 @@ class Pool:
             worker.send([(job.verifier, job.item)])
             alive = await self._finish(worker, job, 0, self._settings.timeout_seconds)
         if alive:
-            self._supply.give_back(worker)
+            await self._supply.give_back(worker)
 
     async def _finish(self, worker: WorkerProcess, job: Job, index: int, seconds: float) -> bool:
         """Wait until a check is settled; whether the worker is still alive."""
@@ -180,12 +200,11 @@ class Pool:
 
     async def _bury(self, worker: WorkerProcess, unfinished: dict[int, Job], how: str) -> None:
         """Deal with a dead worker's jobs: the running one is suspect, the others never had a chance."""
-        running = worker.running()
-        index = running[0] if running is not None and running[0] in unfinished else min(unfinished)
+        index, _ = worker.running(unfinished)
         label = worker.labels[unfinished[index].verifier]
         await self._supply.discard(worker, "died")
         suspect = unfinished.pop(index)
-        self._backlog.add(unfinished.values(), first=True)
+        self._backlog.add(unfinished.values())
         suspect.deaths += 1
         if suspect.deaths == 1:
             self._run(self._alone(suspect))

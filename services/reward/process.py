@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import mmap
 import os
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from services.reward.worker import LENGTH, OUT_OF_MEMORY, PROGRESS, Result
@@ -112,26 +113,32 @@ class WorkerProcess:
 
         Raises:
             TimeoutError: none came in time.
-            WorkerEndedError: the process ended.
+            WorkerEndedError: the process ended, or what it sends makes no sense.
         """
-        results: list[Result] = [(*fields,) for fields in json.loads(await self._message(seconds))]  # type: ignore[misc]  # the worker's own Result tuples
+        message = await self._message(seconds)
+        try:
+            results: list[Result] = [(*fields,) for fields in json.loads(message)]
+        except (ValueError, TypeError) as error:  # a check has found the socket and written to it
+            raise WorkerEndedError(f"its process sent what is no result: {error}") from error
         return results
 
-    def running(self) -> tuple[int, float] | None:
-        """(index in its batch, seconds so far) of the item being judged; None while that is just changing."""
+    def running(self, unfinished: Collection[int]) -> tuple[int, float]:
+        """(index in its batch, seconds so far) of the item being judged; 0 seconds while that is just changing.
+
+        A worker that stands between items, or has not begun, counts as being at the first of the unfinished ones.
+        """
         before = self._progress[:]
         index, started = PROGRESS.unpack(before)
+        now = time.monotonic()
         if self._progress[:] != before:
-            return None
-        # A worker that never began has been at the first item of its batch since that was sent.
-        return (index, time.monotonic() - started) if index >= 0 else (0, time.monotonic() - self._sent_at)
+            return min(unfinished), 0.0
+        since = started if index >= 0 else self._sent_at
+        return (index if index in unfinished else min(unfinished)), now - since
 
     async def kill(self) -> None:
         """Kill the process and whatever it started, and wait until it is gone."""
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended, and all it started too
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it had ended, and so had all it started
         self._transport.close()
         await asyncio.to_thread(self._process.wait)
         self._progress.close()

@@ -15,10 +15,15 @@ MAX_BACKOFF_SECONDS = 10.0
 
 
 class WorkerSupply:
-    """Starts, lends, takes back and kills workers. `healthy` turns false while none can be started."""
+    """Starts, lends, takes back and kills workers. `healthy` turns false while none can be started.
 
-    def __init__(self, limits: WorkerLimits) -> None:
-        self._limits = limits
+    Args:
+        limits: what a worker may use.
+        keep: idle workers to keep beside the fresh spares.
+    """
+
+    def __init__(self, limits: WorkerLimits, keep: int) -> None:
+        self._limits, self._keep = limits, keep
         self._log = get_logger("reward")
         self._spares: asyncio.Queue[WorkerProcess] = asyncio.Queue(maxsize=1)
         self._used: list[WorkerProcess] = []
@@ -63,9 +68,12 @@ class WorkerSupply:
                 return worker
             await self.discard(worker, "died")
 
-    def give_back(self, worker: WorkerProcess) -> None:
-        """Take back an idle worker."""
-        self._used.append(worker)
+    async def give_back(self, worker: WorkerProcess) -> None:
+        """Take back an idle worker; `keep` of them wait for the next need."""
+        if len(self._used) < self._keep:
+            self._used.append(worker)
+        else:
+            await self.discard(worker, "surplus")
 
     async def discard(self, worker: WorkerProcess, reason: str) -> None:
         """Kill a worker; `reason` is timeout, set_aside, died or surplus."""

@@ -1,7 +1,7 @@
 """`math_dapo`: the rule that DAPO was released with, fault for fault, so that published runs can be reproduced.
 
 It is strict about form and lax about content: `34.` and `**34**` are wrong where 34 is right, `3 4` is right.
-`tests/reward/test_math_dapo.py` holds the table of what it gets wrong. `math_dapo_boxed` is the rule's strict boxed form.
+`tests/reward/test_math_dapo.py` holds the table of what it gets wrong. `math_dapo_boxed` is its strict boxed form.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def last_box(text: str) -> str:
 
 def normalise(answer: str) -> str:
     """The form in which answers are compared; the order of its steps is the released rule's."""
-    answer = answer.split("=")[-1]
+    answer = answer.rsplit("=", maxsplit=1)[-1]
     for before, after in _REPLACED:
         answer = answer.replace(before, after)
     for expression in _DELETED:

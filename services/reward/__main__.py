@@ -1,0 +1,101 @@
+"""`python -m services.reward` serves; `python -m services.reward verify FILE --verifier NAME` judges a file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from services.reward.config import RewardSettings, read_settings
+from services.reward.offline import score_file
+from services.reward.pool import Pool
+from services.reward.routing import Routes
+from services.reward.server import RewardServer, RewardServicer
+from sluice.errors import ConfigError, SluiceError
+from sluice.telemetry import Logger, configure_logging, get_logger, serve_metrics
+
+WATCH_SECONDS = 1.0
+
+
+def main() -> int:
+    """Run the command; the exit status is 2 for a fault of configuration or input and 1 for any other failure."""
+    arguments = _parser().parse_args()
+    try:
+        settings = read_settings(os.environ)
+        configure_logging(settings.log_level)
+        if arguments.command == "verify":
+            return asyncio.run(score_file(arguments.file, arguments.verifier, arguments.out, settings))
+        return asyncio.run(serve(settings))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except SluiceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+async def serve(settings: RewardSettings) -> int:
+    """Serve until SIGTERM or SIGINT; then refuse new calls, let open ones finish, and leave nothing running."""
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    log = get_logger("reward")
+    pool = Pool(settings.pool)
+    probes = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: pool.ready and not stop.is_set())
+    try:
+        await pool.start()
+        server = RewardServer(RewardServicer(pool, Routes(pool.labels, settings.routes), settings.pool))
+        await _listen(server, settings.bind)
+        host = settings.bind.rpartition(":")[0]
+        log.info("serving", address=f"{host}:{server.port}", metrics_port=probes.port, verifiers=pool.labels)
+        await _watch(server, pool, stop)
+        log.info("stopping", stop_seconds=settings.stop_seconds)
+        await server.stop(settings.stop_seconds)
+    finally:
+        await pool.close()
+        probes.close()
+    return _status(pool, log)
+
+
+async def _listen(server: RewardServer, bind: str) -> None:
+    try:
+        await server.start(bind)
+    except RuntimeError as error:  # what gRPC raises when it cannot bind
+        raise ConfigError(f"SLUICE_REWARD_BIND={bind}: {error}") from None
+
+
+async def _watch(server: RewardServer, pool: Pool, stop: asyncio.Event) -> None:
+    """Keep the health service true to the pool until it is time to stop."""
+    serving = True
+    while not stop.is_set() and not pool.failed.is_set():
+        if pool.ready != serving:
+            serving = pool.ready
+            await server.report(serving)
+        try:
+            async with asyncio.timeout(WATCH_SECONDS):
+                await stop.wait()
+        except TimeoutError:
+            continue
+
+
+def _status(pool: Pool, log: Logger) -> int:
+    failed = pool.failed.is_set()
+    log.info("stopped", failed=failed)
+    return int(failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m services.reward", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    verify = commands.add_parser("verify", help="judge the rows of a JSON-lines file")
+    verify.add_argument("file", type=Path, help="rows with response and ground_truth")
+    verify.add_argument("--verifier", required=True, help="name of a verifier")
+    verify.add_argument("--out", type=Path, default=None, help="where the verdicts go (default: standard output)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
