@@ -12,7 +12,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import grpc
@@ -81,7 +81,7 @@ async def _fetch(record: Version, cache: Path, deadline_seconds: float) -> tuple
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(_InterruptedError),
         stop=stop_after_delay(deadline_seconds),
-        wait=wait_exponential_jitter(initial=0.05, max=2.0),
+        wait=wait_exponential_jitter(multiplier=0.05, max=2.0),
         reraise=True,
     )
     async for attempt in retrying:
@@ -96,7 +96,7 @@ class _InterruptedError(TransientError):
 
 async def _download(address: str, record: Version, cache: Path) -> tuple[Path, Manifest]:
     async with grpc.aio.insecure_channel(address, options=_KEEPALIVE) as channel:
-        stub = cast("WeightServiceAsyncStub", WeightServiceStub(channel))
+        stub = WeightServiceStub(channel)
         try:
             manifest = await _fetch_manifest(stub, record)
             final = cache / manifest.run_id / str(manifest.version)

@@ -37,7 +37,8 @@ _PIECE = 8 << 20
 class VersionWriter:
     """Writes one version tensor by tensor; nothing is visible before `commit`.
 
-    A writer that dies leaves a hidden folder, which `remove_old` takes away. Tensors are hashed in a second thread while they are written. `add` returns when the buffer may be used again.
+    A writer that dies leaves a hidden folder, which `remove_old` takes away. Tensors are hashed in a second thread
+    while they are written; `add` returns when the buffer may be used again.
     """
 
     def __init__(  # noqa: PLR0913 (one manifest's worth of facts, all but three by keyword)
