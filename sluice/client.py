@@ -1,0 +1,165 @@
+"""Typed client of the runs REST API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from sluice.config import RunSpec
+from sluice.errors import ConfigError, SluiceError, TransientError
+from sluice.views import (
+    CheckpointView,
+    EventView,
+    GroupDetailView,
+    GroupView,
+    Problem,
+    RunAction,
+    RunView,
+    StepView,
+    VersionView,
+    WorkerView,
+)
+
+V = TypeVar("V", bound=BaseModel)
+PAGE = 1000
+RECONNECT_SECONDS = 60.0
+"""How long an event stream that broke is tried again before it is an error."""
+
+
+class NoServerError(ConfigError):
+    """Nothing listens where the user said that the coordinator is."""
+
+
+class RunsClient:
+    """One coordinator's API. Every method raises ConfigError for a fault of the caller (no server there, 4xx; one
+    line, the problem's detail) and TransientError when a later try may succeed (503, a broken connection).
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout_seconds: float = 30.0) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+        # A proxy of the environment is for the world outside, never for a service on this machine.
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_seconds, trust_env=not local)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def create(self, spec: RunSpec, idempotency_key: str | None = None) -> RunView:
+        """Create a run, or find it again by the key it was created with."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        headers["Content-Type"] = "application/json"
+        return await self._one(RunView, "POST", "/v1/runs", content=spec.canonical_json, headers=headers)
+
+    async def runs(self) -> tuple[RunView, ...]:
+        """All runs, newest first, without their specs."""
+        return tuple(await self._many(RunView, "/v1/runs"))
+
+    async def get(self, run_id: str) -> RunView:
+        return await self._one(RunView, "GET", f"/v1/runs/{run_id}")
+
+    async def control(self, run_id: str, action: RunAction, reason: str = "") -> RunView:
+        return await self._one(RunView, "POST", f"/v1/runs/{run_id}/{action}", json={"reason": reason})
+
+    async def steps(self, run_id: str) -> tuple[StepView, ...]:
+        """All training steps so far, in order."""
+        found: list[StepView] = []
+        while True:
+            after = found[-1].step if found else -1
+            page = await self._many(StepView, f"/v1/runs/{run_id}/steps", after=after, limit=PAGE)
+            found += page
+            if len(page) < PAGE:
+                return tuple(found)
+
+    async def groups(self, run_id: str, after: int = -1, limit: int = PAGE) -> tuple[GroupView, ...]:
+        """Groups n > `after`, at most `limit` (up to 1000)."""
+        return tuple(await self._many(GroupView, f"/v1/runs/{run_id}/groups", after=after, limit=limit))
+
+    async def group(self, run_id: str, n: int) -> GroupDetailView:
+        return await self._one(GroupDetailView, "GET", f"/v1/runs/{run_id}/groups/{n}")
+
+    async def versions(self, run_id: str) -> tuple[VersionView, ...]:
+        return tuple(await self._many(VersionView, f"/v1/runs/{run_id}/versions"))
+
+    async def checkpoints(self, run_id: str) -> tuple[CheckpointView, ...]:
+        return tuple(await self._many(CheckpointView, f"/v1/runs/{run_id}/checkpoints"))
+
+    async def workers(self) -> tuple[WorkerView, ...]:
+        return tuple(await self._many(WorkerView, "/v1/workers"))
+
+    async def events(self, run_id: str, last_event_id: int = 0) -> AsyncIterator[EventView]:
+        """Events after `last_event_id` as they happen, across restarts of the coordinator; ends with the run.
+
+        Raises:
+            TransientError: the coordinator was away for RECONNECT_SECONDS.
+        """
+        clock = asyncio.get_running_loop().time
+        away_since: float | None = None
+        while True:
+            try:
+                async for event in self._stream(run_id, last_event_id):
+                    away_since, last_event_id = None, event.id
+                    yield event
+                if (await self.get(run_id)).state.terminal:
+                    return
+            except (httpx.TransportError, TransientError, NoServerError) as error:
+                away_since = away_since or clock()
+                if clock() - away_since > RECONNECT_SECONDS:
+                    raise TransientError(
+                        f"the coordinator at {self.url} was away for {RECONNECT_SECONDS:g} s ({error})"
+                    ) from None
+            await asyncio.sleep(0.5)
+
+    async def _stream(self, run_id: str, last_event_id: int) -> AsyncIterator[EventView]:
+        headers = {"Last-Event-ID": str(last_event_id)}
+        timeout = httpx.Timeout(30.0, read=60.0)  # the server sends a comment every 15 s
+        async with self._http.stream("GET", f"/v1/runs/{run_id}/events", headers=headers, timeout=timeout) as response:
+            if response.is_error:
+                await response.aread()
+                raise _fault(response)
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    yield EventView.model_validate_json(line.removeprefix("data:"))
+
+    async def _one(self, kind: type[V], method: str, path: str, **options: Any) -> V:
+        return kind.model_validate_json((await self._request(method, path, **options)).content)
+
+    async def _many(self, kind: type[V], path: str, **query: int) -> list[V]:
+        return [kind.model_validate(entry) for entry in (await self._request("GET", path, params=query)).json()]
+
+    async def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            response = await self._http.request(method, path, **options)
+        except httpx.ConnectError:
+            raise NoServerError(
+                f"no coordinator answers at {self.url}; start one with `sluice up`, or change --url or SLUICE_API_URL"
+            ) from None
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ConfigError(f"--url = {self.url}: {error}") from None
+        except httpx.TransportError as error:
+            raise TransientError(f"{method} {self.url}{path}: {type(error).__name__} {error}".rstrip()) from None
+        if response.is_error:
+            raise _fault(response)
+        return response
+
+
+def _fault(response: httpx.Response) -> SluiceError:
+    """A problem document as the exception that its status means."""
+    try:
+        detail = Problem.model_validate_json(response.content).detail
+    except ValidationError:
+        detail = f"{response.url} answered {response.status_code}: is this a Sluice coordinator?"
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        return TransientError(detail)
+    return ConfigError(detail) if response.is_client_error else SluiceError(detail)
