@@ -28,6 +28,9 @@ EVENTS = "EVENTS"
 LEASES_BUCKET = "leases"
 ATTEMPTS_BUCKET = "attempts"
 RUNS_BUCKET = "runs"
+WORKERS_BUCKET = "workers"
+WORKER_TTL_SECONDS = 10.0
+"""A worker that has not renewed its registration for this long is gone."""
 
 
 def ledger(run_id: str) -> str:

@@ -1,0 +1,72 @@
+"""`python -m services.coordinator`: the runs API, and the loop of every run that this process holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import uvicorn
+
+from services.coordinator.api import create_app
+from services.coordinator.api_access import check_host
+from services.coordinator.board import StatusBoard
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.directory import Directory
+from services.coordinator.host import RunHost
+from services.coordinator.runs import RunReader
+from sluice.errors import ConfigError
+from sluice.telemetry import configure_logging, get_logger
+from sluice.transport.nats import Bus, StreamLimits
+
+
+async def serve(config: CoordinatorConfig) -> None:
+    """Wire the parts and serve until SIGTERM or SIGINT, or until a part fails."""
+    bus = await Bus.connect(config.nats_url, "coordinator", config.nats_deadline_seconds)
+    await bus.ensure_streams(StreamLimits(rollouts_bytes=config.rollouts_bytes, replicas=config.stream_replicas))
+    board = StatusBoard(config.redis_url, get_logger("coordinator"))
+    host = RunHost(bus, RunReader(bus), board, config)
+    directory = Directory(bus, RunReader(bus), board, config.allow_remote_code)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(directory, config.api_token),
+            host=config.api_host,
+            port=config.api_port,
+            log_level="warning",
+            timeout_graceful_shutdown=3,
+        )
+    )
+    tasks = [asyncio.create_task(server.serve()), asyncio.create_task(host.serve())]
+    stop = asyncio.create_task(_stop_signal())
+    try:
+        await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await board.close()
+        await bus.close()
+
+
+async def _stop_signal() -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def main() -> int:
+    try:
+        config = CoordinatorConfig.from_environment(os.environ)
+        check_host(config.api_host, config.api_token)
+        configure_logging(config.log_level)
+        asyncio.run(serve(config))
+    except ConfigError as error:
+        print(f"sluice-coordinator: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

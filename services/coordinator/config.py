@@ -1,0 +1,58 @@
+"""Where things are, for the coordinator: from the environment, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sluice.errors import ConfigError
+
+ENVIRONMENT = {
+    "nats_url": "SLUICE_NATS_URL",
+    "nats_deadline_seconds": "SLUICE_NATS_DEADLINE_SECONDS",
+    "redis_url": "SLUICE_REDIS_URL",
+    "api_host": "SLUICE_API_HOST",
+    "api_port": "SLUICE_API_PORT",
+    "api_token": "SLUICE_API_TOKEN",
+    "lease_seconds": "SLUICE_LEASE_SECONDS",
+    "stream_replicas": "SLUICE_STREAM_REPLICAS",
+    "rollouts_bytes": "SLUICE_ROLLOUTS_BYTES",
+    "allow_remote_code": "SLUICE_ALLOW_REMOTE_CODE",
+    "log_level": "SLUICE_LOG_LEVEL",
+}
+
+
+class CoordinatorConfig(BaseModel):
+    """Deployment settings; `ENVIRONMENT` names the variable of each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
+    nats_deadline_seconds: float = Field(60, gt=0, description="Longest time until NATS has stored a message.")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis-protocol server for live status; may vanish.")
+    api_host: str = Field("127.0.0.1", description="Address of the REST API; others than loopback need a token.")
+    api_port: int = Field(8080, ge=0, le=65535, description="Port of the REST API.")
+    api_token: str | None = Field(None, min_length=1, description="Bearer token that callers must present.")
+    lease_seconds: float = Field(10, ge=1, description="A silent holder loses its lease after this long.")
+    stream_replicas: int = Field(1, ge=1, le=5, description="JetStream replicas of each stream.")
+    rollouts_bytes: int = Field(8 << 30, ge=1 << 20, description="Room of the ROLLOUTS stream.")
+    allow_remote_code: bool = Field(False, description="Allow runs to ask for model.trust_remote_code.")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Lowest level that is logged.")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+        """Read the variables that are set.
+
+        Raises:
+            ConfigError: one line `NAME=value: what is wrong`.
+        """
+        given = {field: environ[name] for field, name in ENVIRONMENT.items() if environ.get(name)}
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = str(first["loc"][0])
+            shown = "***" if field == "api_token" else first["input"]
+            raise ConfigError(f"{ENVIRONMENT[field]}={shown}: {first['msg']}") from None

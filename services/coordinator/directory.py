@@ -1,0 +1,212 @@
+"""What the API knows about runs: the RunDirectory over LEDGER, TRAINER, GROUPS, EVENTS and the live status."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+
+from services.coordinator.api_problems import ConflictError, MissingError
+from services.coordinator.board import StatusBoard
+from services.coordinator.control import ask
+from services.coordinator.groups import GroupReader
+from services.coordinator.history import RunHistory
+from services.coordinator.run import announce
+from services.coordinator.runs import RunReader
+from services.coordinator.status import LiveStatus
+from services.coordinator.workers import registered_workers
+from sluice.config import RunSpec
+from sluice.data import check_model, load_prompts
+from sluice.errors import ConfigError, FencedError
+from sluice.transport.log import follow_stream, ledger_log, read_stream
+from sluice.transport.nats import Bus
+from sluice.types import RunCreated, RunState
+from sluice.views import (
+    CheckpointView,
+    CountsView,
+    EventView,
+    GroupDetailView,
+    GroupView,
+    RunAction,
+    RunView,
+    StepView,
+    TrainingView,
+    VersionView,
+    WorkerView,
+)
+from sluice.wire import subjects
+
+
+class Directory:
+    """Implements `services.coordinator.api.RunDirectory`; every replica gives the same answers."""
+
+    def __init__(self, bus: Bus, runs: RunReader, board: StatusBoard, allow_remote_code: bool) -> None:
+        self._bus, self._runs, self._board = bus, runs, board
+        self._groups = GroupReader(bus)
+        self._allow_remote_code = allow_remote_code
+
+    async def create(self, spec: RunSpec, idempotency_key: str | None) -> RunView:
+        """Check what only the deployment can, then store RUN_CREATED as the run's first LEDGER record."""
+        await self._check(spec)
+        run_id = f"{spec.name}-{_suffix(idempotency_key)}"
+        log = ledger_log(self._bus, run_id)
+        record = RunCreated(run_id, spec.canonical_json, spec.config_hash)
+        try:
+            await log.append(record)
+        except FencedError:
+            return await self._created_before(run_id, spec)
+        history = await self._history(run_id)
+        await announce(self._bus, history)
+        return await self._view(history, with_spec=True)
+
+    async def list(self) -> Sequence[RunView]:
+        return [await self._view(history, with_spec=False) for history in await self._runs.all()]
+
+    async def get(self, run_id: str) -> RunView:
+        return await self._view(await self._history(run_id), with_spec=True)
+
+    async def control(self, run_id: str, action: RunAction, reason: str) -> RunView:
+        history = await self._history(run_id)
+        conflict = (
+            f"the run has {history.state}" if history.state.terminal else await ask(self._bus, run_id, action, reason)
+        )
+        if conflict:
+            raise ConflictError(conflict, field="state", value=str(history.state))
+        return await self.get(run_id)
+
+    async def steps(self, run_id: str, after: int, limit: int) -> Sequence[StepView]:
+        history = await self._history(run_id)
+        batches = [batch for batch in history.batches if batch.step > after][:limit]
+        trainings = await self._trainings(run_id)
+        return [StepView(step=b.step, batch=b, training=trainings.get(b.step)) for b in batches]
+
+    async def groups(self, run_id: str, after: int, limit: int) -> Sequence[GroupView]:
+        return await self._groups.list(await self._history(run_id), after, limit)
+
+    async def group(self, run_id: str, n: int) -> GroupDetailView:
+        history = await self._history(run_id)
+        if not 0 <= n < history.next_n:
+            raise MissingError(
+                f"run {run_id} has no group {n}; {history.next_n} were issued", field="n", value=n, limit=history.next_n
+            )
+        return await self._groups.detail(history, n)
+
+    async def events(self, run_id: str, last_event_id: int) -> AsyncIterator[EventView]:
+        history = await self._history(run_id)
+        start = last_event_id + 1
+        over = history.state.terminal
+        source = (read_stream if over else follow_stream)(self._bus, subjects.EVENTS, subjects.events(run_id), start)
+        async for sequence, payload, at in source:
+            event = _event(sequence, payload, at)
+            yield event
+            if event.kind == "state" and RunState(event.fields["state"]).terminal:
+                return
+
+    async def versions(self, run_id: str) -> Sequence[VersionView]:
+        return (await self._history(run_id)).versions
+
+    async def checkpoints(self, run_id: str) -> Sequence[CheckpointView]:
+        return (await self._history(run_id)).checkpoints
+
+    async def workers(self) -> Sequence[WorkerView]:
+        return await registered_workers(self._bus)
+
+    async def healthy(self) -> bool:
+        return not self._bus.nc.is_closed
+
+    async def ready(self) -> str:
+        return "" if self._bus.nc.is_connected else "NATS (knob: SLUICE_NATS_URL)"
+
+    # ---------------------------------------------------------------- helpers of the routes above
+
+    async def _check(self, spec: RunSpec) -> None:
+        """Raises: ConfigError: a file is missing or wrong, or the deployment does not allow the model's code."""
+        if spec.model.trust_remote_code and not self._allow_remote_code:
+            raise ConfigError(
+                "model.trust_remote_code = true: this deployment does not run code from checkpoints; "
+                "knob: SLUICE_ALLOW_REMOTE_CODE on the coordinator and the trainer"
+            )
+        await asyncio.to_thread(check_model, spec)
+        table = await asyncio.to_thread(load_prompts, spec)
+        if spec.data.total_epochs and len(table) * spec.data.total_epochs < spec.trainer.prompts_per_step:
+            raise ConfigError(
+                f"data.total_epochs = {spec.data.total_epochs} over {len(table)} prompts gives fewer groups than "
+                f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
+            )
+
+    async def _created_before(self, run_id: str, spec: RunSpec) -> RunView:
+        history = await self._history(run_id)
+        if history.config_hash != spec.config_hash:
+            raise ConflictError(
+                f"this Idempotency-Key created run {run_id} with config hash {history.config_hash}, "
+                f"not {spec.config_hash}",
+                field="Idempotency-Key",
+                value=run_id,
+            )
+        return await self._view(history, with_spec=True)
+
+    async def _history(self, run_id: str) -> RunHistory:
+        history = await self._runs.get(run_id)
+        if history is None:
+            raise MissingError(f"there is no run {run_id!r}; GET /v1/runs lists them", field="run_id", value=run_id)
+        return history
+
+    async def _view(self, history: RunHistory, with_spec: bool) -> RunView:
+        live = None if history.state.terminal else await self._board.read(history.run_id)
+        live = live or LiveStatus(counts=_counts_from_ledger(history))
+        return RunView(
+            id=history.run_id,
+            name=history.spec.name,
+            state=history.state,
+            reason=history.reason,
+            config_hash=history.config_hash,
+            created_at=history.created_at,
+            first_issue_at=history.first_issue_at,
+            finished_at=history.finished_at,
+            training_steps=history.training_steps,
+            batches=len(history.batches),
+            total_steps=history.spec.trainer.total_steps,
+            policy_version=history.versions[-1].version if history.versions else None,
+            counts=live.counts,
+            waits=live.waits,
+            spec=history.spec.model_dump(mode="json") if with_spec else None,
+        )
+
+    async def _trainings(self, run_id: str) -> dict[int, TrainingView]:
+        """Step events by step; a replayed step replaces its metrics."""
+        source = read_stream(self._bus, subjects.EVENTS, subjects.event(run_id, "step"))
+        fields = [json.loads(payload) async for _, payload, _ in source]
+        return {view.step: view for view in map(TrainingView.model_validate, fields)}
+
+
+def _suffix(idempotency_key: str | None) -> str:
+    """Random without a key; with one, a function of it, so that the same key names the same run."""
+    if idempotency_key is None:
+        return secrets.token_hex(4)
+    return hashlib.blake2b(idempotency_key.encode(), digest_size=8).hexdigest()
+
+
+def _counts_from_ledger(history: RunHistory) -> CountsView:
+    """Counts as of the ledger alone: what has happened to groups since the last batch is not in it."""
+    settled = len(history.trained_in) + len(history.dropped)
+    tally = history.last_batch.tally if history.last_batch else None
+    dropped: dict[str, int] = {}
+    for reason in history.dropped.values():
+        dropped[str(reason)] = dropped.get(str(reason), 0) + 1
+    return CountsView(
+        issued=history.next_n,
+        trained=len(history.trained_in),
+        live=history.next_n - settled,
+        scored=tally.scored_groups if tally else 0,
+        kept=tally.kept_groups if tally else 0,
+        dropped=dropped,
+    )
+
+
+def _event(sequence: int, payload: bytes, at: datetime) -> EventView:
+    fields = json.loads(payload)
+    fields.pop("run_id", None)
+    return EventView(id=sequence, kind=fields.pop("kind"), time=at, fields=fields)

@@ -1,0 +1,167 @@
+"""A run as its two subjects tell it: the fold of LEDGER and TRAINER records, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime
+
+from sluice.config import RunSpec, parse_run_spec
+from sluice.transport.log import Entry
+from sluice.types import (
+    Batch,
+    Checkpoint,
+    Drop,
+    DropReason,
+    Issue,
+    LedgerRecord,
+    Lineage,
+    RunCreated,
+    RunState,
+    StateChange,
+    Tally,
+    TrainerRecord,
+    Version,
+)
+from sluice.views import BatchView, CheckpointView, VersionView
+
+REWARD_WINDOW = 5
+"""Training steps over which the target reward is averaged."""
+
+
+class RunHistory:
+    """Everything durable about a run but the groups themselves; both the loop and the API read runs through it."""
+
+    spec: RunSpec
+    config_hash: str
+    created_at: datetime
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.state = RunState.QUEUED
+        self.reason = "created"
+        self.ends_as = RunState.STOPPED
+        """The terminal state that a stopping run will have."""
+        self.generation_limit: int | None = None
+        self.first_issue_at: datetime | None = None
+        self.last_progress_at: datetime | None = None
+        self.finished_at: datetime | None = None
+        self.last_batch: Batch | None = None
+        self.since_batch: list[Issue | Drop] = []
+        self.issues: list[Issue] = []
+        self.batches: list[BatchView] = []
+        self.trained_in: dict[int, int] = {}
+        self.dropped: dict[int, DropReason] = {}
+        self.lineages = 0
+        self.versions: list[VersionView] = []
+        self.checkpoints: list[CheckpointView] = []
+        self.version_number = -1
+        """Highest number ever published; -1 before v0."""
+
+    @property
+    def training_steps(self) -> int:
+        return max(self.version_number, 0)
+
+    @property
+    def next_n(self) -> int:
+        return self.issues[-1].first + self.issues[-1].count if self.issues else 0
+
+    @property
+    def checkpointed(self) -> bool:
+        """The newest checkpoint covers every batch."""
+        return not self.batches or (bool(self.checkpoints) and self.checkpoints[-1].k >= len(self.batches))
+
+    def recent_reward(self) -> float | None:
+        """Mean reward over all sampled groups of the last five training steps; None before there are five."""
+        rewards = [b.reward_mean for b in self.batches[-REWARD_WINDOW:] if b.reward_mean is not None]
+        return sum(rewards) / REWARD_WINDOW if len(rewards) == REWARD_WINDOW else None
+
+    def version_of(self, n: int) -> int:
+        """Policy version number at which group `n` was issued."""
+        low, high = 0, len(self.issues) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.issues[middle].first <= n else (low, middle - 1)
+        return self.issues[low].version
+
+    def fold_ledger(self, entry: Entry[LedgerRecord]) -> None:
+        """Take the next LEDGER record."""
+        match entry.record:
+            case RunCreated(_, spec_json, config_hash):
+                self.spec, self.config_hash = parse_run_spec(json.loads(spec_json)), config_hash
+                self.created_at = entry.time
+                self.generation_limit = self.spec.filter.max_generation_batches
+            case Issue():
+                self.first_issue_at = self.first_issue_at or entry.time
+                self.issues.append(entry.record)
+                self.since_batch.append(entry.record)
+            case Drop(groups, reason):
+                self.dropped |= dict.fromkeys(groups, reason)
+                self.since_batch.append(entry.record)
+            case Batch():
+                self._fold_batch(entry.record, entry.time)
+            case StateChange():
+                self._fold_state(entry.record, entry.time)
+
+    def fold_trainer(self, entry: Entry[TrainerRecord]) -> None:
+        """Take the next TRAINER record."""
+        match entry.record:
+            case Lineage():
+                self.lineages += 1
+            case Version(version, uri, manifest_hash, chain):
+                self.version_number = max(self.version_number, version.number)
+                self.last_progress_at = entry.time
+                self.versions.append(
+                    VersionView(
+                        version=str(version),
+                        uri=uri,
+                        manifest_hash=manifest_hash,
+                        chain=chain,
+                        published_at=entry.time,
+                    )
+                )
+            case Checkpoint(k, lineage, path, checksum, chain):
+                self.checkpoints.append(
+                    CheckpointView(
+                        k=k, lineage=lineage, path=path, checksum=checksum, chain=chain, stored_at=entry.time
+                    )
+                )
+
+    def _fold_state(self, change: StateChange, time: datetime) -> None:
+        self.state, self.reason = change.state, change.reason
+        fields = json.loads(change.fields_json or "{}")
+        self.ends_as = RunState(fields.get("ends_as", self.ends_as))
+        self.generation_limit = fields.get("generation_limit", self.generation_limit)
+        if change.state.terminal:
+            self.finished_at = time
+
+    def _fold_batch(self, batch: Batch, time: datetime) -> None:
+        before = self.last_batch.tally if self.last_batch else Tally()
+        self.batches.append(_batch_view(batch, before, time, self.first_issue_at or time))
+        self.trained_in |= dict.fromkeys((entry.n for entry in batch.groups), batch.k)
+        self.dropped |= dict(batch.dropped)
+        self.last_batch, self.since_batch = batch, []
+        self.last_progress_at = time
+
+
+def _batch_view(batch: Batch, before: Tally, time: datetime, first_issue_at: datetime) -> BatchView:
+    s, elapsed = batch.sampled, (time - first_issue_at).total_seconds()
+    staleness = Counter(
+        batch.k - min((r.oldest_version.number for r in entry.rollouts), default=entry.version)
+        for entry in batch.groups
+    )
+    kept = batch.tally.kept_groups - before.kept_groups
+    return BatchView(
+        step=batch.k,
+        reward_mean=s.reward_sum / s.rollouts if s.rollouts else None,
+        acc_mean=s.acc_sum / s.rollouts if s.rollouts else None,
+        keep_rate=kept / s.groups if s.groups else None,
+        sampled_groups=s.groups,
+        dropped=dict(Counter(str(reason) for _, reason in batch.dropped)),
+        response_length_mean=s.length_sum / s.rollouts if s.rollouts else None,
+        truncated_share=s.truncated / s.rollouts if s.rollouts else None,
+        tokens=s.tokens,
+        staleness={str(k): v for k, v in sorted(staleness.items())},
+        version=batch.version,
+        elapsed_seconds=elapsed,
+    )

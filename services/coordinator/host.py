@@ -1,0 +1,98 @@
+"""Which runs this coordinator holds: it tries for the lease of each that has not ended, and lets go of it cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import nats
+from nats.js.errors import APIError
+
+from services.coordinator.board import StatusBoard
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.inbox import RunInbox
+from services.coordinator.loop import coordinate
+from services.coordinator.metrics import CoordinatorMetrics
+from services.coordinator.run import Run, announce
+from services.coordinator.runs import RunReader
+from sluice.errors import ConfigError, FencedError, TransientError
+from sluice.telemetry import get_logger, instance_name
+from sluice.transport.lease import Lease
+from sluice.transport.nats import Bus
+from sluice.types import RunState
+
+LOOK_SECONDS = 1.0
+
+
+class RunHost:
+    """Holds runs by lease. The lease only decides who tries; LEDGER's fence decides who may write."""
+
+    def __init__(self, bus: Bus, runs: RunReader, board: StatusBoard, config: CoordinatorConfig) -> None:
+        self._bus, self._runs, self._board, self._config = bus, runs, board, config
+        self.name = instance_name("coordinator")
+        self._log = get_logger("coordinator").bind(coordinator=self.name)
+        self._metrics = CoordinatorMetrics()
+        self._held: dict[str, asyncio.Task[None]] = {}
+
+    async def serve(self) -> None:
+        """Look for runs without a holder, for ever; cancel it to let go of all."""
+        try:
+            while True:
+                for run_id in await self._open_runs():
+                    if run_id not in self._held:
+                        await self._try(run_id)
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            for task in self._held.values():
+                task.cancel()
+            await asyncio.gather(*self._held.values(), return_exceptions=True)
+
+    async def _open_runs(self) -> list[str]:
+        try:
+            return [history.run_id for history in await self._runs.all() if not history.state.terminal]
+        except (APIError, nats.errors.Error, TransientError) as error:
+            self._log.warning("runs_unreadable", error=str(error))
+            return []
+
+    async def _try(self, run_id: str) -> None:
+        try:
+            lease = await Lease.acquire(self._bus, f"coordinator.{run_id}", self.name, self._config.lease_seconds)
+        except (APIError, nats.errors.Error) as error:
+            self._log.warning("lease_unreachable", run_id=run_id, error=str(error))
+            return
+        if lease is not None:
+            self._held[run_id] = asyncio.create_task(self._hold(run_id, lease), name=f"run {run_id}")
+
+    async def _hold(self, run_id: str, lease: Lease) -> None:
+        """Coordinate one run until it ends, the lease is lost, or another coordinator has overtaken us."""
+        held = asyncio.create_task(self._coordinate(run_id))
+        lost = asyncio.create_task(lease.lost.wait())
+        try:
+            await asyncio.wait({held, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not held.done():
+                self._log.warning("lease_lost", run_id=run_id)
+        finally:
+            for task in (held, lost):
+                task.cancel()
+            await asyncio.gather(held, lost, return_exceptions=True)
+            await lease.release()
+            del self._held[run_id]
+
+    async def _coordinate(self, run_id: str) -> None:
+        run = Run(self._bus, run_id, self._board, self._log, self._metrics)
+        try:
+            await run.claim(self.name)
+            await run.rebuild()
+            await announce(self._bus, run.history)
+            self._log.info("run_claimed", run_id=run_id, state=str(run.history.state), batches=len(run.history.batches))
+            async with RunInbox(run) as inbox:
+                await coordinate(run, inbox)
+        except FencedError as error:
+            self._log.warning("fenced", run_id=run_id, error=str(error))
+        except ConfigError as error:
+            self._log.error("run_unusable", run_id=run_id, error=str(error))
+            with contextlib.suppress(FencedError, TransientError):
+                await run.change_state(RunState.FAILED, str(error))
+        except Exception as error:
+            # One run's fault must not take the others down: let go of it, and it is claimed and rebuilt again.
+            self._log.error("coordination_failed", run_id=run_id, error=str(error), exc_info=True)

@@ -1,0 +1,79 @@
+"""The loop's ears: GROUPS, TRAINER, requests and the clock, in one queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Self
+
+from services.coordinator.control import Request, serve_control
+from services.coordinator.loop import News, Stored, Tick
+from services.coordinator.run import Run
+from services.coordinator.workers import workers_of
+from sluice.errors import WireError
+from sluice.transport.log import Entry, follow_stream
+from sluice.wire import subjects
+from sluice.wire.codec import decode_group
+from sluice.wire.records import decode_trainer
+
+TICK_SECONDS = 1.0
+
+
+class RunInbox:
+    """Follows a run's subjects from where its rebuild has read, and hands everything over in order of arrival."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._queue: asyncio.Queue[News | BaseException] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._control = await serve_control(self._run.bus, self._run.id, self._hear_request)
+        for source in (self._groups(), self._trainer(), self._clock()):
+            self._tasks.append(asyncio.create_task(self._guard(source)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._run.bus.nc.is_connected:
+            await self._control.unsubscribe()
+
+    async def next(self) -> News:
+        news = await self._queue.get()
+        if isinstance(news, BaseException):
+            raise news
+        return news
+
+    def _hear_request(self, request: Request) -> None:
+        self._queue.put_nowait(request)
+
+    async def _guard(self, source: Coroutine[Any, Any, None]) -> None:
+        """A source that breaks ends the loop with its own error instead of falling silent."""
+        try:
+            await source
+        except Exception as error:
+            self._queue.put_nowait(error)
+
+    async def _groups(self) -> None:
+        run = self._run
+        start = run.queue.groups_seen + 1
+        async for sequence, payload, _ in follow_stream(run.bus, subjects.GROUPS, subjects.groups(run.id), start):
+            try:
+                self._queue.put_nowait(Stored(sequence, decode_group(payload)))
+            except WireError as error:
+                run.dead_letter(sequence, error)
+
+    async def _trainer(self) -> None:
+        run = self._run
+        start = run.trainer_read + 1
+        async for sequence, payload, at in follow_stream(run.bus, subjects.TRAINER, subjects.trainer(run.id), start):
+            self._queue.put_nowait(Entry(sequence, decode_trainer(payload), at))
+
+    async def _clock(self) -> None:
+        workers = 0
+        while True:
+            workers = await workers_of(self._run.bus, self._run.id, otherwise=workers)
+            self._queue.put_nowait(Tick(workers))
+            await asyncio.sleep(TICK_SECONDS)

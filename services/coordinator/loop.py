@@ -1,0 +1,138 @@
+"""The coordinator's main loop: one run, from its first prompt to its last batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.coordinator.control import Request, answer
+from services.coordinator.run import Run
+from sluice.transport.log import Entry
+from sluice.types import DropReason, Group, RunState, TrainerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A group was stored at this GROUPS sequence."""
+
+    sequence: int
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A second went by; this many rollout workers are registered."""
+
+    workers: int
+
+
+News = Stored | Entry[TrainerRecord] | Request | Tick
+
+
+class Inbox(Protocol):
+    """Everything the loop hears, in one queue."""
+
+    async def next(self) -> News:
+        """The next piece of news; the longest wait is a tick. Raises: whatever broke a source for good."""
+        ...
+
+
+async def coordinate(run: Run, inbox: Inbox) -> None:
+    """Issue prompts, filter what comes back and emit batches, until the run has ended.
+
+    consumes:     groups (GROUPS), versions and checkpoints (TRAINER), requests to pause, resume and stop
+    produces:     prompts (PROMPTS), and every decision as a record (LEDGER), stored before it takes effect
+    waits for:    a group, a version, a checkpoint or a person, whichever comes first
+    unblocked by: rollout workers (a group frees a slot or fills the batch), the trainer (a version frees capacity)
+    on failure:   a refused append ends this holder (FencedError); whoever claims next rebuilds the same queue
+    """
+    await advance(run)
+    while not run.history.state.terminal:
+        await hear(run, await inbox.next())
+        await advance(run)
+
+
+async def hear(run: Run, news: News) -> None:
+    """Take one piece of news."""
+    match news:
+        case Stored(sequence, group):
+            run.take_group(sequence, group)
+        case Entry():
+            run.take_trainer_record(news)
+        case Request():
+            await answer(run, news)
+        case Tick(workers):
+            await run.tick(workers)
+
+
+async def advance(run: Run) -> None:
+    """Do everything that can be done now."""
+    match run.history.state:
+        case RunState.QUEUED:
+            await start_when_staffed(run)
+        case RunState.STOPPING:
+            await end_when_checkpointed(run)
+    while run.history.state is RunState.RUNNING and await take_step(run):
+        pass
+
+
+async def start_when_staffed(run: Run) -> None:
+    """A queued run starts once its trainer has published v0 and a worker can generate."""
+    if run.history.version_number >= 0 and run.workers:
+        await run.change_state(RunState.RUNNING, "a trainer and a rollout worker have joined")
+
+
+async def take_step(run: Run) -> bool:
+    """One decision of a running run, stored before it takes effect; False when there is nothing to decide now."""
+    queue = run.queue
+    if reason := reason_to_end(run):
+        await end(run, reason)
+    elif issue := queue.plan_issue():
+        await run.issue(issue)
+    elif drop := queue.plan_drop():
+        await run.drop(drop)
+    elif batch := queue.plan_batch():
+        await run.emit(batch)
+    elif queue.at_generation_limit:
+        await run.change_state(RunState.PAUSED, limit_reached(run))
+    else:
+        return False
+    return True
+
+
+def reason_to_end(run: Run) -> str | None:
+    """Why a running run has nothing left to do, or None."""
+    target, reward = run.history.spec.trainer.target_reward, run.history.recent_reward()
+    if target is not None and reward is not None and reward >= target:
+        return f"mean reward of the last 5 steps is {reward:.3f}, target_reward is {target:g}"
+    if not run.queue.finished:
+        return None
+    if run.queue.k >= run.history.spec.trainer.total_steps:
+        return f"all {run.queue.k} training steps have their batch"
+    return f"the data is exhausted after {run.queue.next_n} groups"
+
+
+async def end(run: Run, reason: str) -> None:
+    """Settle what is left over; the trainer finishes the batches that it has, and checkpoints."""
+    if drop := run.queue.plan_end(DropReason.RUN_ENDED):
+        await run.drop(drop)
+    await run.take_prompts_back()
+    await run.change_state(RunState.STOPPING, reason, ends_as=RunState.SUCCEEDED)
+
+
+async def end_when_checkpointed(run: Run) -> None:
+    """A stopping run ends when the newest checkpoint covers its last batch, or when it never had a trainer."""
+    if run.history.checkpointed or not run.history.lineages:
+        await run.change_state(run.history.ends_as, run.history.reason)
+
+
+def limit_reached(run: Run) -> str:
+    """What a person must know to decide whether more generation is worth it."""
+    queue = run.queue
+    sampled = queue.tally.scored_groups
+    rate = queue.tally.kept_groups / sampled if sampled else 0.0
+    return (
+        f"filter.max_generation_batches = {queue.generation_limit} reached for batch {queue.k}: "
+        f"{queue.kept} of {queue.rules.batch_size} groups kept, keep rate of the run {rate:.3f}; "
+        f"resume allows as many again"
+    )

@@ -1,0 +1,266 @@
+"""One run in the hands of the coordinator that claimed it: what its loop can do, each step stored before it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from services.coordinator.board import StatusBoard
+from services.coordinator.filter_queue import FilterQueue
+from services.coordinator.history import RunHistory
+from services.coordinator.metrics import CoordinatorMetrics
+from services.coordinator.rules import QueueRules
+from services.coordinator.status import Clocks, LiveStatus, status_of
+from sluice.data import PromptTable, load_prompts, position, seed_of, stop_token_ids
+from sluice.errors import WireError
+from sluice.telemetry import Logger
+from sluice.transport.log import Entry, FencedLog, ledger_log, trainer_log
+from sluice.transport.nats import Bus
+from sluice.transport.queues import (
+    delete_prompts,
+    pending_prompts,
+    publish_event,
+    publish_prompt,
+    read_groups,
+)
+from sluice.types import (
+    Batch,
+    Claim,
+    Drop,
+    DropReason,
+    Group,
+    Issue,
+    LedgerRecord,
+    Prompt,
+    RunState,
+    Sampling,
+    StateChange,
+    TrainerRecord,
+)
+from sluice.views import WaitView
+from sluice.wire import subjects
+
+PARALLEL_PUBLISHES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """The run's data set, ready to be issued: row and seeds are pure functions of the issue number."""
+
+    table: PromptTable
+    stop_token_ids: tuple[int, ...]
+
+    @classmethod
+    async def load(cls, history: RunHistory) -> PromptSource:
+        """Read and tokenise the data set in a thread. Raises: ConfigError."""
+        table = await asyncio.to_thread(load_prompts, history.spec)
+        stops = await asyncio.to_thread(stop_token_ids, history.spec)
+        return cls(table, stops)
+
+    def prompt(self, history: RunHistory, n: int, version: int) -> Prompt:
+        """Prompt n as issued at policy version number `version`."""
+        spec = history.spec
+        epoch, index = position(n, len(self.table), spec.trainer.seed, spec.data.shuffle)
+        row = self.table.row(index)
+        return Prompt(
+            run_id=history.run_id,
+            n=n,
+            index=index,
+            epoch=epoch,
+            token_ids=tuple(row.token_ids),
+            text=row.text,
+            ground_truth=row.ground_truth,
+            data_source=spec.reward.verifier or row.data_source,
+            extra_info=row.extra_info,
+            group_size=spec.rollout.group_size,
+            sampling=Sampling(
+                spec.rollout.max_response_length,
+                spec.rollout.temperature,
+                spec.rollout.top_p,
+                spec.rollout.top_k,
+                self.stop_token_ids,
+            ),
+            seed=seed_of(spec.trainer.seed, n),
+            min_version=version,
+        )
+
+
+class Run:
+    """The state that the loop works on: LEDGER and TRAINER folded into a history, GROUPS folded into the queue."""
+
+    prompts: PromptSource
+    queue: FilterQueue
+
+    def __init__(self, bus: Bus, run_id: str, board: StatusBoard, log: Logger, metrics: CoordinatorMetrics) -> None:
+        self.bus, self.board, self.metrics = bus, board, metrics
+        self.log = log.bind(run_id=run_id)
+        self.history = RunHistory(run_id)
+        self.workers = 0
+        self.clocks = Clocks()
+        self._overdue: set[str] = set()
+        self._ledger: FencedLog[LedgerRecord] = ledger_log(bus, run_id)
+        self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
+
+    @property
+    def id(self) -> str:
+        return self.history.run_id
+
+    @property
+    def trainer_read(self) -> int:
+        """TRAINER sequence up to which the history has been folded."""
+        return self._trainer.last
+
+    # ---------------------------------------------------------------- taking over
+
+    async def claim(self, coordinator: str) -> None:
+        """Read LEDGER to its end and become its only writer; nothing else happens before CLAIM is stored.
+
+        Raises:
+            FencedError: another coordinator wrote in between.
+        """
+        for entry in await self._ledger.read():
+            self.history.fold_ledger(entry)
+        await self.append(Claim(coordinator))
+
+    async def rebuild(self) -> None:
+        """The queue from the last BATCH record, the records after it, PROMPTS, and GROUPS above the floor.
+
+        A live group with neither prompt nor GROUPS message was issued by a predecessor that died before it could
+        publish: its prompt is published again. Raises: ConfigError: the data set cannot be read any more.
+        """
+        history = self.history
+        for trainer_entry in await self._trainer.read():
+            history.fold_trainer(trainer_entry)
+        self.prompts = await PromptSource.load(history)
+        self.queue = FilterQueue.restore(QueueRules.of(history.spec, len(self.prompts.table)), history.last_batch)
+        self.queue.generation_limit = history.generation_limit
+        for record in history.since_batch:
+            self.queue.commit(record)
+        self.queue.publish(history.training_steps)
+        published = await pending_prompts(self.bus, self.id)
+        for sequence, group in await read_groups(self.bus, self.id, self.queue.groups_seen + 1):
+            self.queue.store(sequence, group)
+        self.clocks.issued_at = dict.fromkeys(self.queue.in_flight_groups(), self.clocks.progress())
+        if history.state in (RunState.RUNNING, RunState.PAUSED):
+            await self.publish_prompts(n for n in list(self.queue.in_flight_groups()) if n not in published)
+
+    # ---------------------------------------------------------------- records, each stored before it counts
+
+    async def append(self, record: LedgerRecord) -> None:
+        """Store one LEDGER record, then let it happen. Raises: FencedError, TransientError."""
+        sequence = await self._ledger.append(record)
+        self.history.fold_ledger(Entry(sequence, record, datetime.now(UTC)))
+        if isinstance(record, Issue | Drop | Batch):
+            self.queue.commit(record)
+
+    async def issue(self, issue: Issue) -> None:
+        await self.append(issue)
+        numbers = range(issue.first, issue.first + issue.count)
+        self.clocks.issued_at |= dict.fromkeys(numbers, time.monotonic())
+        self.metrics.issued.labels(run=self.id).inc(issue.count)
+        await self.publish_prompts(numbers)
+
+    async def publish_prompts(self, numbers: Iterable[int]) -> None:
+        """Offer prompts to the workers, a few at a time."""
+        room = asyncio.Semaphore(PARALLEL_PUBLISHES)
+
+        async def publish(n: int) -> None:
+            async with room:
+                await publish_prompt(self.bus, self.prompts.prompt(self.history, n, self.history.version_of(n)))
+
+        await asyncio.gather(*(publish(n) for n in numbers))
+
+    async def drop(self, drop: Drop) -> None:
+        await self.append(drop)
+        for n in drop.groups:
+            self.clocks.issued_at.pop(n, None)
+        self.metrics.dropped.labels(run=self.id, reason=str(drop.reason)).inc(len(drop.groups))
+        self.log.warning("groups_given_up", reason=str(drop.reason), groups=len(drop.groups))
+
+    async def emit(self, batch: Batch) -> None:
+        await self.append(batch)
+        self.clocks.progress()
+        view = self.history.batches[-1].model_copy(
+            update={"in_flight": self.queue.in_flight, "kept_waiting": self.queue.kept}
+        )
+        self.metrics.observe_batch(self.id, view)
+        self.log.info("batch_emitted", step=batch.k, reward_mean=view.reward_mean, keep_rate=view.keep_rate)
+        await publish_event(self.bus, self.id, "batch", view.model_dump(mode="json"))
+
+    async def change_state(self, state: RunState, reason: str, **fields: Any) -> None:
+        await self.append(StateChange(state, reason, json.dumps(fields) if fields else ""))
+        self.clocks.progress()
+        self.metrics.observe_state(self.id, state)
+        self.log.info("run_state", state=str(state), reason=reason)
+        await announce(self.bus, self.history)
+        await publish_event(self.bus, self.id, "state", {"state": str(state), "reason": reason})
+
+    async def resume(self, reason: str) -> None:
+        """Go on after a pause; after one at the generation limit, with as many generation batches again."""
+        fields: dict[str, Any] = {}
+        if self.queue.at_generation_limit and self.queue.generation_limit is not None:
+            allowance = self.history.spec.filter.max_generation_batches or 1
+            fields["generation_limit"] = self.queue.generation_limit = self.queue.generation_batches + allowance
+        await self.change_state(RunState.RUNNING, reason, **fields)
+
+    async def cancel(self) -> None:
+        """Settle what is live because a person stops the run, and take its prompts back from the workers."""
+        if drop := self.queue.plan_end(DropReason.CANCELLED):
+            await self.drop(drop)
+        await self.take_prompts_back()
+
+    async def take_prompts_back(self) -> None:
+        """Delete the prompts that no worker has finished; their groups are settled."""
+        await delete_prompts(self.bus, self.id)
+
+    # ---------------------------------------------------------------- what comes in
+
+    def take_group(self, sequence: int, group: Group) -> None:
+        """Fold one stored group; the queue decides whether it is kept."""
+        reason = self.queue.store(sequence, group)
+        started, now = self.clocks.issued_at.pop(group.n, None), self.clocks.progress()
+        self.metrics.observe_group(self.id, group, reason, None if started is None else now - started)
+
+    def dead_letter(self, sequence: int, error: WireError) -> None:
+        """A GROUPS message that nobody can read: counted and named, its group stays in flight."""
+        self.metrics.dead_letters.labels(run=self.id).inc()
+        self.log.error("group_unreadable", sequence=sequence, error=str(error))
+
+    def take_trainer_record(self, entry: Entry[TrainerRecord]) -> None:
+        """Fold one TRAINER record; a published version frees capacity."""
+        self.history.fold_trainer(entry)
+        self._trainer.last = entry.sequence
+        self.queue.publish(self.history.training_steps)
+        self.clocks.progress()
+
+    async def tick(self, workers: int) -> None:
+        """Once a second: who is there, what everybody waits for, and an alarm for a wait past its deadline."""
+        self.workers = workers
+        status = status_of(self.history, self.queue, self.clocks, workers)
+        self.metrics.observe_status(self.id, self.queue, status)
+        await self.board.show(self.id, status)
+        for wait in self._newly_overdue(status):
+            self.log.warning("wait_overdue", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
+            await publish_event(self.bus, self.id, "alarm", wait.model_dump(mode="json"))
+
+    def _newly_overdue(self, status: LiveStatus) -> list[WaitView]:
+        overdue = {w.name: w for w in status.waits if w.deadline_seconds is not None and w.seconds > w.deadline_seconds}
+        fresh = [wait for name, wait in overdue.items() if name not in self._overdue]
+        self._overdue = set(overdue)
+        return fresh
+
+
+async def announce(bus: Bus, history: RunHistory) -> None:
+    """Tell trainers and workers which runs there are."""
+    entry = {
+        "state": str(history.state),
+        "created_at": history.created_at.timestamp(),
+        "config_hash": history.config_hash,
+    }
+    bucket = await bus.bucket(subjects.RUNS_BUCKET)
+    await bucket.put(history.run_id, json.dumps(entry).encode())
