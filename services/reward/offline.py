@@ -13,7 +13,7 @@ from typing import BinaryIO, TextIO
 from services.reward.config import RewardSettings
 from services.reward.pool import Pool
 from sluice.errors import ConfigError
-from sluice.types import ScoreItem, Verdict
+from sluice.types import ScoreItem, Verdict, VerdictKind
 
 STRETCH = 1_000
 """Rows judged together: enough to keep every worker busy, few enough to hold in memory."""
@@ -53,12 +53,12 @@ async def _score_rows(source: BinaryIO, sink: TextIO, verifier: str, pool: Pool)
         verdicts = iter(await pool.score([(verifier, row) for _, row in stretch if isinstance(row, ScoreItem)]))
         for number, row in stretch:
             if isinstance(row, ScoreItem):
-                line = _line(number, next(verdicts))
+                verdict = next(verdicts)
             else:
                 bad += 1
-                line = {"row": number, "kind": "error", "message": row}
+                verdict = Verdict(VerdictKind.ERROR, None, None, "", "", 0.0, row)
                 print(row, file=sys.stderr)
-            sink.write(json.dumps(line) + "\n")
+            sink.write(json.dumps(_line(number, verdict)) + "\n")
     sink.flush()
     return 1 if bad else 0
 
@@ -88,7 +88,7 @@ def _read(number: int, line: bytes, verifier: str) -> ScoreItem:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise ValueError(f"a {type(row).__name__}; each row must be an object")
+        raise ValueError(f"of type {type(row).__name__}; it must be an object")
     extra = row.get("extra_info", {})
     return ScoreItem(
         id=str(row.get("id", number)),
@@ -113,7 +113,7 @@ def _text(row: dict[str, object], name: str, default: str | None = None) -> str:
     if value is None:
         raise ValueError(f"{name} is missing")
     if not isinstance(value, str):
-        raise ValueError(f"{name} is a {type(value).__name__}; it must be a string")
+        raise ValueError(f"{name} is of type {type(value).__name__}; it must be a string")
     return value
 
 

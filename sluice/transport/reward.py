@@ -11,7 +11,7 @@ from itertools import cycle
 
 import grpc
 import grpc.aio
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from sluice.errors import ConfigError, PermanentError, TransientError
 from sluice.types import ScoreItem, Verdict
@@ -41,7 +41,7 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 5_000),
     # A replica that comes back is used again within seconds, not after gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # One address may be a name with several replicas behind it.
     ("grpc.service_config", _SERVICE_CONFIG),
@@ -120,11 +120,11 @@ class RewardClient:
         deadline = time.monotonic() + self._deadline
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
-            stop=stop_after_delay(self._deadline),
-            wait=_Pause(deadline),
+            stop=stop_before_delay(self._deadline),
+            wait=wait_random_exponential(multiplier=0.1, max=MAX_PAUSE_SECONDS),
             reraise=True,
         )
-        response = await attempts(self._attempt_once, request, deadline)
+        response: reward_pb2.ScoreResponse = await attempts(self._attempt_once, request, deadline)
         return decode_response(items, response)
 
     async def _attempt_once(self, request: reward_pb2.ScoreRequest, deadline: float) -> reward_pb2.ScoreResponse:
@@ -157,17 +157,6 @@ class RewardClient:
         else:
             channel = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
         return _Replica(address, channel, reward_pb2_grpc.RewardServiceStub(channel))
-
-
-class _Pause:
-    """Back-off with jitter that never sleeps past the deadline."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._random = wait_random_exponential(multiplier=0.1, max=MAX_PAUSE_SECONDS)
-
-    def __call__(self, state: RetryCallState) -> float:
-        return min(self._random(state), max(0.0, self._deadline - time.monotonic()))
 
 
 def _parts(items: Sequence[ScoreItem]) -> Iterator[Sequence[ScoreItem]]:

@@ -47,7 +47,9 @@ def _from_mapping(value: Mapping[object, object]) -> Outcome:
 
 def _finite(what: str, value: object) -> float:
     if not isinstance(value, numbers.Real):
-        raise ValueError(f"{what} is a {type(value).__name__}; a verifier returns a bool, a number or a dict of them")
+        raise ValueError(
+            f"{what} is of type {type(value).__name__}; a verifier returns a bool, a number or a dict of them"
+        )
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{what} is {number}; it must be finite")
