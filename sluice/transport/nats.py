@@ -21,6 +21,10 @@ RETRYABLE = (nats.errors.TimeoutError, nats.errors.NoRespondersError, nats.js.er
 """What a request answers while the server restarts or is full: the caller tries again until its deadline."""
 
 
+ANSWER_SECONDS = 2.0
+"""A request without an answer for this long is asked again: the server that took it may be gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
     """Room for each stream, in bytes; a full stream refuses the publisher, which waits and says so."""
@@ -38,7 +42,7 @@ class Bus:
 
     def __init__(self, client: Client, deadline_seconds: float) -> None:
         self.nc = client
-        self.js: JetStreamContext = client.jetstream(timeout=min(deadline_seconds, 5.0))
+        self.js: JetStreamContext = client.jetstream(timeout=min(deadline_seconds, ANSWER_SECONDS))
         self.deadline_seconds = deadline_seconds
 
     @classmethod
@@ -71,16 +75,17 @@ class Bus:
         return cls(client, deadline_seconds)
 
     async def close(self) -> None:
-        """Send what is buffered, then disconnect."""
-        if not self.nc.is_closed:
-            await self.nc.drain()
+        """Send what is buffered, then disconnect; a server that is away is not waited for."""
+        if self.nc.is_connected:
+            await self.nc.flush(timeout=2)
+        await self.nc.close()
 
     def retrying(self) -> AsyncRetrying:
         """Retry what a restarting or full server refuses, with back-off and jitter, until the bus deadline."""
         return AsyncRetrying(
             retry=retry_if_exception_type(RETRYABLE),
             stop=stop_after_delay(self.deadline_seconds),
-            wait=wait_exponential_jitter(initial=0.05, max=2.0),
+            wait=wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
             reraise=True,
         )
 

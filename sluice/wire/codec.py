@@ -28,8 +28,8 @@ from sluice.types import (
 from sluice.wire.v1 import rollouts_pb2 as pb
 
 FORMAT = 1
-MAX_PART_BYTES = 1 << 20
-"""Rollouts are split at 1 MiB: bigger messages are slower per byte on JetStream."""
+MAX_PART_BYTES = (1 << 20) - 4096
+"""Rollouts are split at 1 MiB, headers included: bigger messages are slower per byte, and over the server's default."""
 MAX_ROLLOUT_BYTES = 1 << 28
 """Largest rollout after decompression; a bomb is refused before it is unpacked."""
 

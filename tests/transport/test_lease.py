@@ -1,0 +1,44 @@
+"""Leases: who tries. They protect nothing, but they must move on when their holder falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sluice.transport.lease import Lease, lease_holder
+from sluice.transport.nats import Bus
+
+TTL = 1.5
+
+
+async def test_a_lease_has_one_holder_until_it_is_released(bus: Bus) -> None:
+    first = await Lease.acquire(bus, "coordinator.run", "a", TTL)
+    assert first is not None
+    assert await Lease.acquire(bus, "coordinator.run", "b", TTL) is None
+    assert await lease_holder(bus, "coordinator.run", TTL) == "a"
+    await first.release()
+    second = await Lease.acquire(bus, "coordinator.run", "b", TTL)
+    assert second is not None
+    await second.release()
+
+
+async def test_a_holder_that_renews_keeps_it_beyond_its_time(bus: Bus) -> None:
+    lease = await Lease.acquire(bus, "k", "a", TTL)
+    assert lease is not None
+    await asyncio.sleep(2 * TTL)
+    assert await lease_holder(bus, "k", TTL) == "a"
+    assert not lease.lost.is_set()
+    await lease.release()
+
+
+async def test_the_lease_of_a_silent_holder_falls_free_and_the_holder_learns_that_it_lost(bus: Bus) -> None:
+    lease = await Lease.acquire(bus, "k", "a", TTL)
+    assert lease is not None
+    lease._task.cancel()  # it no longer renews, as if its process were frozen
+    async with asyncio.timeout(6 * TTL):
+        while (other := await Lease.acquire(bus, "k", "b", TTL)) is None:
+            await asyncio.sleep(0.1)
+    woken = asyncio.create_task(lease._renew())
+    async with asyncio.timeout(2 * TTL):
+        await lease.lost.wait()
+    await asyncio.gather(woken)
+    await other.release()

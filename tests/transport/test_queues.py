@@ -1,0 +1,140 @@
+"""PROMPTS, ROLLOUTS and GROUPS against a real server: one commit a group, and hashes that hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sluice.errors import WireError
+from sluice.transport.nats import Bus
+from sluice.transport.queues import (
+    PromptQueue,
+    fetch_rollout,
+    fetch_rollouts,
+    pending_prompts,
+    publish_prompt,
+    read_groups,
+    store_group,
+    store_rollout,
+)
+from sluice.types import (
+    FinishReason,
+    Group,
+    GroupStatus,
+    PolicyVersion,
+    Prompt,
+    Rollout,
+    Sampling,
+    VersionSpan,
+)
+from sluice.wire import subjects
+from tests.servers import NatsServer
+
+
+def prompt(n: int, run_id: str = "run") -> Prompt:
+    return Prompt(run_id, n, n, 0, (1, 2, 3), "1+2=", "3", "exact", "{}", 2, Sampling(8), seed=n, min_version=0)
+
+
+def rollout(n: int, attempt: str, i: int, tokens: int = 4) -> Rollout:
+    span = VersionSpan(PolicyVersion(0, 1), 0, tokens)
+    ids, logprobs = tuple(range(tokens)), tuple(-0.5 for _ in range(tokens))
+    return Rollout("run", n, attempt, i, (1, 2), ids, logprobs, FinishReason.STOP, (span,) if tokens else ())
+
+
+def group(n: int, attempt: str) -> Group:
+    return Group("run", n, attempt, GroupStatus.FAILED, (), "worker", "engine", 0, 1.0, 0.1)
+
+
+async def test_a_prompt_goes_to_one_worker_and_is_gone_when_acked(bus: Bus) -> None:
+    await publish_prompt(bus, prompt(0))
+    one, two = await PromptQueue.join(bus, "run"), await PromptQueue.join(bus, "run")
+    (delivery,) = await one.pull(4)
+    assert delivery.prompt == prompt(0)
+    assert await two.pull(4, wait_seconds=0.2) == []
+    await delivery.ack()
+    assert await pending_prompts(bus, "run") == set()
+
+
+async def test_a_prompt_that_is_handed_back_goes_to_another_worker(bus: Bus) -> None:
+    await publish_prompt(bus, prompt(0))
+    one, two = await PromptQueue.join(bus, "run"), await PromptQueue.join(bus, "run")
+    await (await one.pull(1))[0].hand_back()
+    (again,) = await two.pull(1)
+    assert again.prompt.n == 0
+
+
+async def test_workers_of_one_run_never_see_prompts_of_another(bus: Bus) -> None:
+    await publish_prompt(bus, prompt(0, "one"))
+    await publish_prompt(bus, prompt(0, "two"))
+    queue = await PromptQueue.join(bus, "two")
+    assert [delivery.prompt.run_id for delivery in await queue.pull(8, wait_seconds=0.5)] == ["two"]
+
+
+async def test_the_first_group_of_an_issue_number_is_the_group_whoever_else_tries(bus: Bus) -> None:
+    won = await asyncio.gather(*(store_group(bus, group(7, f"attempt{i}")) for i in range(6)))
+    assert sum(won) == 1
+    ((_, stored),) = await read_groups(bus, "run", 1)
+    assert stored.attempt == f"attempt{won.index(True)}"
+
+
+async def test_storing_the_same_attempt_again_after_a_lost_answer_says_that_it_won(bus: Bus) -> None:
+    assert await store_group(bus, group(7, "a"))
+    assert await store_group(bus, group(7, "a"))
+    assert not await store_group(bus, group(7, "b"))
+
+
+async def test_a_rollout_over_a_mebibyte_is_split_and_comes_back_whole(bus: Bus) -> None:
+    # Distinct log-probs, so that compression cannot make it small.
+    tokens = 400_000
+    span = VersionSpan(PolicyVersion(0, 1), 0, tokens)
+    logprobs = tuple(-(((i * 2654435761) % 2**24) / 2**24) for i in range(tokens))
+    big = Rollout(
+        "run", 0, "a", 0, (1,), tuple(i % 50_000 for i in range(tokens)), logprobs, FinishReason.LENGTH, (span,)
+    )
+    stored = await store_rollout(bus, big)
+    assert len(stored.sequences) > 1
+    assert (await fetch_rollout(bus, stored.sequences, stored.content_hash)) == big
+
+
+async def test_rollouts_of_two_attempts_never_answer_for_each_other(bus: Bus) -> None:
+    mine, other = await store_rollout(bus, rollout(0, "a", 0)), await store_rollout(bus, rollout(0, "b", 0))
+    assert mine.sequences != other.sequences
+    with pytest.raises(WireError, match="content hash"):
+        await fetch_rollout(bus, other.sequences, mine.content_hash)
+
+
+async def test_many_rollouts_come_back_in_the_order_asked_for(bus: Bus) -> None:
+    stored = [await store_rollout(bus, rollout(n, "a", 0, tokens=n)) for n in range(20)]
+    wanted = [(s.sequences, s.content_hash) for s in reversed(stored)]
+    assert [r.n for r in await fetch_rollouts(bus, wanted)] == list(reversed(range(20)))
+
+
+async def test_a_purged_rollout_is_named_as_gone(bus: Bus) -> None:
+    stored = await store_rollout(bus, rollout(0, "a", 0))
+    await bus.js.purge_stream(subjects.ROLLOUTS, subject=subjects.rollouts("run"))
+    with pytest.raises(WireError, match="purged"):
+        await fetch_rollout(bus, stored.sequences, stored.content_hash)
+
+
+async def test_a_full_stream_refuses_the_publisher_and_says_which_knob(bus: Bus) -> None:
+    from sluice.errors import TransientError
+
+    info = await bus.js.stream_info(subjects.ROLLOUTS)
+    info.config.max_bytes = 4096
+    await bus.js.update_stream(info.config)
+    bus.deadline_seconds = 0.5
+    with pytest.raises(TransientError, match="stream's size"):
+        for i in range(100):
+            await store_rollout(bus, rollout(i, "a", 0, tokens=200))
+
+
+async def test_stored_messages_survive_kill_9_of_the_server(bus: Bus, nats_server: NatsServer) -> None:
+    stored = await store_rollout(bus, rollout(0, "a", 0))
+    await store_group(bus, group(0, "a"))
+    await publish_prompt(bus, prompt(1))
+    nats_server.kill()
+    nats_server.start()
+    assert (await fetch_rollout(bus, stored.sequences, stored.content_hash)).attempt == "a"
+    assert len(await read_groups(bus, "run", 1)) == 1
+    assert await pending_prompts(bus, "run") == {1}
