@@ -143,10 +143,10 @@ class RunsClient:
             response = await self._http.request(method, path, **options)
         except httpx.ConnectError:
             raise NoServerError(
-                f"no coordinator answers at {self.url}; start one with `sluice up`, or change --url or SLUICE_API_URL"
+                f"no coordinator answers at {self.url}; start one with `sluice up`, or change --at or SLUICE_API_URL"
             ) from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ConfigError(f"--url = {self.url}: {error}") from None
+            raise ConfigError(f"--at {self.url}: {error}") from None
         except httpx.TransportError as error:
             raise TransientError(f"{method} {self.url}{path}: {type(error).__name__} {error}".rstrip()) from None
         if response.is_error:

@@ -1,0 +1,37 @@
+"""The command line: a thin skin over the REST API, the local stack and the offline tools."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from sluice.errors import ConfigError, SluiceError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 the user has to change something, 130 interrupted.
+
+    Whatever is the user's to mend is one line on standard error, never a traceback.
+    """
+    from typer.exceptions import Exit, TyperException
+
+    from sluice.cli.app import app
+
+    try:
+        result = app(args=arguments, prog_name="sluice", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except Exit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except TyperException as error:
+        return _say(f"{error.format_message().rstrip('.')}; `sluice --help` shows what there is", error.exit_code)
+    except ConfigError as error:
+        return _say(str(error), 2)
+    except SluiceError as error:
+        return _say(str(error), 1)
+
+
+def _say(message: str, code: int) -> int:
+    print(f"sluice: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -14,7 +14,7 @@ PROBE_SECONDS = 2.0
 async def wait_healthy(service: Service) -> None:
     """Return once every check of `service` passes; the caller sets the deadline."""
     for health in service.health:
-        while not await _passes(health):  # noqa: ASYNC110  # another process's port has no event to wait for
+        while not await _passes(health):  # another process's port has no event to wait for
             await asyncio.sleep(POLL_SECONDS)
 
 

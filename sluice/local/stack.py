@@ -51,6 +51,8 @@ class Stack:
     ports: dict[str, int]
     files: dict[Path, str]
     folders: tuple[Path, ...]
+    token: str | None = None
+    """Bearer token of the API."""
 
     @property
     def api_url(self) -> str:
@@ -79,6 +81,7 @@ def plan_stack(options: StackOptions) -> Stack:
         ports=ports,
         files={data / "nats.conf": _nats_config(data, ports)},
         folders=(data / "nats", data / "valkey", data / "cache"),
+        token=options.token,
     )
 
 

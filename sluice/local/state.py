@@ -79,11 +79,15 @@ def find_stack(name: str | None, artifacts: Path = ARTIFACTS) -> StackState:
         for stack in stacks:
             if stack.name == name:
                 return stack
-        raise ConfigError(f"--stack = {name}: no such stack runs in this folder; running: {names or 'none'}")
+        raise ConfigError(f"no stack called {name!r} runs in this folder; running: {names or 'none'}; see `sluice up`")
     if not stacks:
-        raise ConfigError("no stack runs in this folder; start one with `sluice up RUN_FILE`, or give --url")
+        raise ConfigError(
+            "no stack runs in this folder; start one with `sluice up RUN_FILE`, or give the API's address with --at"
+        )
     if len(stacks) > 1:
-        raise ConfigError(f"several stacks run in this folder ({names}); choose one with --stack")
+        raise ConfigError(
+            f"several stacks run in this folder ({names}); choose one by name (--at, or --stack for an audit)"
+        )
     return stacks[0]
 
 

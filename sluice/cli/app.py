@@ -1,0 +1,25 @@
+"""The commands of `sluice`, in the order in which a newcomer needs them."""
+
+from __future__ import annotations
+
+import typer
+
+from sluice.cli import audit, demo, runs, submit, up, verify, watch
+
+app = typer.Typer(
+    help="Asynchronous DAPO training: start the services, submit runs, watch and steer them.",
+    epilog="A first look: `make demo`. By hand: `sluice up configs/tiny.toml`, then `sluice run configs/tiny.toml`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(up.up)
+app.command()(submit.run)
+app.command()(runs.runs)
+app.command()(watch.watch)
+app.command()(runs.pause)
+app.command()(runs.resume)
+app.command()(runs.stop)
+app.command()(audit.audit)
+app.command()(verify.verify)
+app.command()(demo.demo)

@@ -1,0 +1,120 @@
+"""What is known of a run while it is watched: a pure fold of events and status, and the words for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from sluice.views import BatchView, EventView, RunView, TrainingView
+
+MOST_NOTES = 5
+COLUMNS = (
+    "step",
+    "version",
+    "reward",
+    "kept",
+    "filtered",
+    "staleness",
+    "length",
+    "tokens/s",
+    "loss",
+    "grad",
+    "seconds",
+)
+
+
+@dataclass
+class Progress:
+    """Feed it with `see_event` and `see_run`; read `rows`, `headline` and `new_lines`."""
+
+    total_steps: int
+    run: RunView | None = None
+    batches: dict[int, BatchView] = field(default_factory=dict)
+    trainings: dict[int, TrainingView] = field(default_factory=dict)
+    notes: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
+
+    def see_run(self, run: RunView) -> list[str]:
+        """Take the run's status; returns what a person should be told."""
+        changed = self.run is None or (self.run.state, self.run.reason) != (run.state, run.reason)
+        self.run = run
+        if not changed:
+            return []
+        return [f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason else "")]
+
+    def see_event(self, event: EventView) -> list[str]:
+        """Take one event; returns what a person should be told. One that cannot be read tells nothing."""
+        try:
+            return self._see(event)
+        except ValidationError:
+            return []
+
+    def _see(self, event: EventView) -> list[str]:
+        match event.kind:
+            case "batch":
+                batch = BatchView.model_validate(event.fields)
+                self.batches[batch.step] = batch
+                return []
+            case "step":
+                training = TrainingView.model_validate(event.fields)
+                self.trainings[training.step] = training
+                return [self.line(training.step)]
+            case "alarm" | "worker_joined" | "worker_left":
+                note = _note(event)
+                self.notes.append(note)
+                return [note]
+            case _:
+                return []
+
+    def line(self, step: int) -> str:
+        """Training step `step` in one line."""
+        cells = dict(zip(COLUMNS, self.cells(step), strict=True))
+        return (
+            f"step {cells['step']}/{self.total_steps}  {cells['version']}  reward {cells['reward']}  "
+            f"kept {cells['kept']}  filtered {cells['filtered']}  staleness {cells['staleness']}  "
+            f"length {cells['length']}  {cells['tokens/s']} tokens/s  loss {cells['loss']}  "
+            f"grad {cells['grad']}  {cells['seconds']} s"
+        )
+
+    def cells(self, step: int) -> tuple[str, ...]:
+        """Training step `step` as the values of COLUMNS; reward is over all sampled groups."""
+        b = self.batches.get(step, BatchView(step=step))
+        t = self.trainings.get(step, TrainingView(step=step))
+        return (
+            str(step + 1),
+            t.version or "-",
+            _number(b.reward_mean, 3),
+            "-" if b.keep_rate is None else f"{b.keep_rate:.0%}",
+            dropped_text(b.dropped),
+            _staleness(b.staleness),
+            _number(b.response_length_mean, 1),
+            _number(b.tokens_per_second, 0),
+            _number(t.loss, 4),
+            _number(t.grad_norm, 2),
+            _number(t.seconds.get("total"), 1),
+        )
+
+    def waits(self) -> str:
+        """Who waits for whom now, or an empty text."""
+        waits = self.run.waits if self.run else ()
+        return "; ".join(f"{w.name} for {w.waits_for} ({w.seconds:.0f} s)" for w in waits)
+
+
+def dropped_text(dropped: dict[str, int]) -> str:
+    """Counts by reason, e.g. `all_correct 4, all_wrong 2`."""
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()) if count) or "none"
+
+
+def _staleness(groups: dict[str, int]) -> str:
+    """Groups by staleness, e.g. `0:4 1:12`."""
+    return " ".join(f"{s}:{n}" for s, n in sorted(groups.items(), key=lambda item: int(item[0]))) or "-"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _note(event: EventView) -> str:
+    said = event.fields.get("message") or event.fields.get("worker") or ""
+    return f"{event.kind.replace('_', ' ')} {said}".strip()

@@ -1,0 +1,72 @@
+"""`sluice runs`, `pause`, `resume` and `stop`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sluice.cli.connection import At, RunId, connect, wait_for
+from sluice.views import RunAction, RunView
+
+Reason = Annotated[str, typer.Option("--reason", help="Why, in words; the run's status shows it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
+
+
+def runs(at: At = None, json: Json = False) -> None:
+    """List the runs, newest first."""
+
+    async def fetch() -> tuple[RunView, ...]:
+        async with connect(at) as client:
+            return await client.runs()
+
+    found = wait_for(fetch())
+    if json:
+        for run in found:
+            print(run.model_dump_json())
+    elif not found:
+        print("no runs yet; submit one with `sluice run RUN_FILE`")
+    else:
+        Console().print(_table(found))
+
+
+def pause(run: RunId, at: At = None, reason: Reason = "") -> None:
+    """Pause a run: nothing new is issued, the training step at hand is finished and checkpointed."""
+    _control(run, RunAction.PAUSE, reason, at)
+
+
+def resume(run: RunId, at: At = None, reason: Reason = "") -> None:
+    """Go on with a paused run."""
+    _control(run, RunAction.RESUME, reason, at)
+
+
+def stop(run: RunId, at: At = None, reason: Reason = "") -> None:
+    """End a run: what is in flight is cancelled, the last training step is checkpointed."""
+    _control(run, RunAction.STOP, reason, at)
+
+
+def _control(run_id: str, action: RunAction, reason: str, at: str | None) -> None:
+    async def send() -> RunView:
+        async with connect(at) as client:
+            return await client.control(run_id, action, reason)
+
+    run = wait_for(send())
+    print(f"{run.id}: {run.state}" + (f" ({run.reason})" if run.reason else ""))
+
+
+def _table(found: tuple[RunView, ...]) -> Table:
+    table = Table("run", "state", "steps", "version", "keep rate", "created", "reason", box=None, pad_edge=False)
+    for run in found:
+        keep = run.counts.keep_rate
+        table.add_row(
+            run.id,
+            run.state,
+            f"{run.training_steps}/{run.total_steps}",
+            run.policy_version or "-",
+            "-" if keep is None else f"{keep:.2f}",
+            f"{run.created_at:%Y-%m-%d %H:%M}",
+            run.reason,
+        )
+    return table

@@ -1,0 +1,77 @@
+"""`sluice run`: submit a run file, and watch the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sluice.cli.connection import At, connect, wait_for
+from sluice.cli.resolve import arithmetic, resolve, to_toml
+from sluice.cli.watch import follow, outcome, view
+from sluice.config import RunSpec
+from sluice.errors import ConfigError
+from sluice.local.run import check_model
+
+RunFile = Annotated[
+    Path, typer.Argument(metavar="RUN_FILE", help="The run file, e.g. configs/tiny.toml.", show_default=False)
+]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one field; may be repeated.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved run file and its arithmetic; submit nothing.")
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Print the run's id and return, instead of watching it.")]
+Key = Annotated[
+    str | None, typer.Option("--idempotency-key", help="Submitting again with the same key creates no second run.")
+]
+
+
+def run(
+    file: RunFile,
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nobody changes it
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    idempotency_key: Key = None,
+    at: At = None,
+) -> None:
+    """Submit a run and watch it. Leaving (Ctrl-C) does not stop the run."""
+    spec = resolve(file, overrides)
+    if dry_run:
+        show(spec)
+    else:
+        raise typer.Exit(wait_for(submit(spec, at, idempotency_key, detach)))
+
+
+async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool) -> int:
+    """Create the run and, unless `detach`, follow it to its end; the exit code."""
+    async with connect(at) as client:
+        run = await client.create(spec, key)
+        print(f"{run.id}: {run.state}", flush=True)
+        if detach:
+            return 0
+        with view(spec.trainer.total_steps) as screen:
+            return outcome(await follow(client, run.id, screen))
+
+
+def show(spec: RunSpec) -> None:
+    """The dry run: on standard output a run file that gives exactly this spec, on standard error what it means."""
+    print(to_toml(spec), end="")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for what, how_much in arithmetic(spec):
+        console.print(f"[bold]{what:>22}[/]  {how_much}")
+    for note in _missing(spec):
+        console.print(f"[yellow]{'not here yet':>22}[/]  {note}")
+
+
+def _missing(spec: RunSpec) -> list[str]:
+    """Files that the spec names and this folder lacks: a fault when the run starts, not in a dry run."""
+    notes = [f"data.train_files: {file}" for file in spec.data.train_files if not Path(file).is_file()]
+    try:
+        check_model(Path(spec.model.path))
+    except ConfigError as error:
+        notes.append(str(error))
+    return notes

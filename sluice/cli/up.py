@@ -1,0 +1,92 @@
+"""`sluice up`: all services on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.cli.connection import wait_for
+from sluice.cli.resolve import resolve
+from sluice.config import RunSpec
+from sluice.local.run import RunningStack, running_stack
+from sluice.local.stack import StackOptions
+from sluice.local.state import ARTIFACTS
+from sluice.local.supervisor import Change, Notice
+
+RunFile = Annotated[
+    Path, typer.Argument(metavar="RUN_FILE", help="A run file: its model is what the engines load.", show_default=False)
+]
+Name = Annotated[str, typer.Option("--name", help="Name of the stack: its folder is artifacts/NAME.")]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Rollout workers, each with an engine of its own.")]
+Ranks = Annotated[int, typer.Option("--trainer-ranks", min=1, help="Processes of the trainer.")]
+Rewards = Annotated[int, typer.Option("--reward-servers", min=1, help="Replicas of the reward service.")]
+Port = Annotated[
+    int | None, typer.Option("--api-port", min=1, max=65535, help="Port of the REST API; default: a free one.")
+]
+
+
+def up(
+    file: RunFile,
+    name: Name = "local",
+    workers: Workers = 1,
+    trainer_ranks: Ranks = 1,
+    reward_servers: Rewards = 2,
+    api_port: Port = None,
+) -> None:
+    """Start all services on this machine and keep them alive; Ctrl-C ends them. Runs go on at the next start."""
+    spec = resolve(file, [])
+    options = stack_options(
+        spec,
+        ARTIFACTS / name,
+        rollout_workers=workers,
+        trainer_ranks=trainer_ranks,
+        reward_servers=reward_servers,
+        ports={"api": api_port} if api_port else {},
+    )
+    wait_for(_serve(name, options, file))
+
+
+def stack_options(spec: RunSpec, folder: Path, **chosen: object) -> StackOptions:
+    """The options of a stack in `folder` whose engines load the model of `spec`."""
+    return StackOptions(
+        data=folder / "data",
+        model=Path(spec.model.path),
+        engine_dtype=spec.model.engine_dtype,
+        token=os.environ.get("SLUICE_API_TOKEN") or None,
+        **chosen,  # type: ignore[arg-type]  # the callers' keywords are typed options of commands
+    )
+
+
+def reporter() -> Callable[[Notice], None]:
+    """Prints one line a change, with the seconds since the start, to standard error."""
+    start = time.monotonic()
+
+    def report(notice: Notice) -> None:
+        if notice.change in (Change.HEALTHY, Change.ENDED):
+            detail = f": {notice.detail}" if notice.detail else ""
+            print(
+                f"{time.monotonic() - start:7.1f} s  {notice.service} {notice.change}{detail}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return report
+
+
+async def _serve(name: str, options: StackOptions, file: Path) -> None:
+    async with running_stack(name, options, reporter()) as running:
+        _greet(running, file)
+        await running.supervisor.during(asyncio.Event().wait())
+
+
+def _greet(running: RunningStack, file: Path) -> None:
+    print(f"API   {running.stack.api_url}  (documentation at /docs)")
+    print(f"logs  {running.folder / 'logs'}")
+    print(f"next  sluice run {file}", flush=True)

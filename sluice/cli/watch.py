@@ -1,0 +1,150 @@
+"""`sluice watch`: follow a run, as a live table on a terminal and line by line elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Protocol
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from sluice.cli.connection import At, connect, newest_run, wait_for
+from sluice.cli.progress import COLUMNS, Progress
+from sluice.client import RunsClient
+from sluice.errors import TransientError
+from sluice.types import RunState
+from sluice.views import EventView, RunView
+
+STATUS_SECONDS = 1.0
+QUIET_SECONDS = 30.0
+"""Without news for this long, a line says who waits for whom."""
+SHOWN_STEPS = 12
+
+WatchedRun = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="The run's id; default: the newest run.", show_default=False)
+]
+
+
+def watch(run: WatchedRun = None, at: At = None) -> None:
+    """Follow a run until it ends. Leaving (Ctrl-C) does not stop the run."""
+
+    async def work() -> int:
+        async with connect(at) as client:
+            status = await client.get(run or await newest_run(client))
+            with view(status.total_steps) as screen:
+                return outcome(await follow(client, status.id, screen))
+
+    raise typer.Exit(wait_for(work()))
+
+
+def outcome(run: RunView) -> int:
+    """Exit code of a command that followed `run` to its end."""
+    return 1 if run.state is RunState.FAILED else 0
+
+
+class Screen(Protocol):
+    """Where progress is shown."""
+
+    progress: Progress
+
+    def show(self, news: list[str]) -> None:
+        """The progress has changed; `news` are the lines worth saying."""
+        ...
+
+
+@contextmanager
+def view(total_steps: int) -> Iterator[Screen]:
+    """A live table on a terminal, else plain lines."""
+    console = Console()
+    progress = Progress(total_steps)
+    if not console.is_terminal:
+        yield LineScreen(progress)
+        return
+    with Live(console=console, refresh_per_second=2, transient=False) as live:
+        yield TableScreen(progress, live)
+
+
+async def follow(client: RunsClient, run_id: str, screen: Screen) -> RunView:
+    """Show the run until it has ended; the run then.
+
+    Raises:
+        ConfigError, TransientError: as `RunsClient`.
+    """
+    events: asyncio.Queue[EventView] = asyncio.Queue()
+    reader = asyncio.create_task(_read_events(client, run_id, events))
+    try:
+        while True:
+            news: list[str] = []
+            with contextlib.suppress(TransientError):  # the event reader has the deadline for a coordinator away
+                news += screen.progress.see_run(await client.get(run_id))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_SECONDS):
+                    while True:
+                        screen.show(news + screen.progress.see_event(await events.get()))
+                        news = []
+            screen.show(news)
+            if reader.done():
+                reader.result()
+            run = screen.progress.run
+            if run and run.state.terminal and events.empty():
+                return run
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _read_events(client: RunsClient, run_id: str, events: asyncio.Queue[EventView]) -> None:
+    async for event in client.events(run_id):
+        events.put_nowait(event)
+
+
+class LineScreen:
+    """One line for each piece of news, and after a silence one that says who waits for whom."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._clock = asyncio.get_running_loop().time
+        self._said_at = self._clock()
+
+    def show(self, news: list[str]) -> None:
+        waits = self.progress.waits()
+        if not news and waits and self._clock() - self._said_at > QUIET_SECONDS:
+            news = [f"waits: {waits}"]
+        for line in news:
+            print(line, flush=True)
+            self._said_at = self._clock()
+
+
+class TableScreen:
+    """The last steps as a table, above it the run's state, below it who waits for whom."""
+
+    def __init__(self, progress: Progress, live: Live) -> None:
+        self.progress, self._live = progress, live
+
+    def show(self, news: list[str]) -> None:
+        self._live.update(self._render())
+
+    def _render(self) -> Group:
+        run, progress = self.progress.run, self.progress
+        table = Table(*COLUMNS, box=None, pad_edge=False)
+        for step in sorted(progress.trainings)[-SHOWN_STEPS:]:
+            table.add_row(*progress.cells(step))
+        lines = [_headline(run)] if run else []
+        tail = [f"[dim]waits: {progress.waits()}[/]"] if progress.waits() else []
+        return Group(*lines, table, *progress.notes, *tail)
+
+
+def _headline(run: RunView) -> str:
+    c = run.counts
+    reason = f" ({run.reason})" if run.reason else ""
+    version = run.policy_version or "no version yet"
+    keep = "-" if c.keep_rate is None else f"{c.keep_rate:.0%}"
+    return (
+        f"[bold]{run.id}[/] {run.state}{reason}  step {run.training_steps}/{run.total_steps}  "
+        f"{version}  issued {c.issued}  trained {c.trained}  live {c.live}  keep rate {keep}"
+    )
