@@ -1,0 +1,86 @@
+"""Start the CPU engine: `python -m services.engine --model DIR --port P`."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+
+import torch
+import uvicorn
+
+from services.engine.access import Access
+from services.engine.architecture import UnsupportedModelError, read_architecture
+from services.engine.completions import Completions
+from services.engine.config import EngineConfig, read_config
+from services.engine.engine import Engine
+from services.engine.http import build_app
+from services.engine.model import Model
+from services.engine.scheduler import Limits
+from services.engine.weights import Weights, WeightsError
+from sluice.telemetry import configure_logging, get_logger
+
+SHUTDOWN_SECONDS = 3
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Read the model and make an engine of it; raises UnsupportedModelError or WeightsError."""
+    torch.set_num_threads(config.threads)
+    architecture = read_architecture(config.model)
+    weights = Weights(architecture, getattr(torch, config.dtype))
+    weights.load(config.model)
+    limits = Limits(config.max_running_requests, config.max_total_tokens, config.max_prefill_tokens)
+    return Engine(Model(architecture, weights), limits, config.model, config.served_model_name or str(config.model))
+
+
+async def serve(engine: Engine, config: EngineConfig, started: float) -> int:
+    """Run the engine's thread and the HTTP server until a signal or a failed step; returns the exit code."""
+    logger = get_logger("engine")
+    completions = Completions(engine)
+    app = Access(build_app(engine, completions), config.api_key, config.admin_api_key, engine.metrics)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=config.host,
+            port=config.port,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+    )
+
+    def run_engine() -> None:
+        try:
+            completions.loop.run()
+        finally:
+            # Without its loop the engine answers nobody: leave, and let whoever supervises start another.
+            server.should_exit = True
+
+    thread = threading.Thread(target=run_engine, name="engine")
+    thread.start()
+    engine.metrics.startup.set(time.monotonic() - started)
+    logger.info("engine_starting_http", host=config.host, port=config.port, model=str(config.model))
+    try:
+        await server.serve()
+    finally:
+        completions.loop.stop()
+        thread.join()
+    if completions.loop.failure is not None:
+        logger.error("engine_failed", error=repr(completions.loop.failure))
+        return 1
+    return 0
+
+
+def main() -> None:
+    started = time.monotonic()
+    config = read_config(sys.argv[1:], os.environ)
+    configure_logging(config.log_level)
+    try:
+        engine = build_engine(config)
+    except (UnsupportedModelError, WeightsError) as error:
+        sys.exit(f"engine: --model: {error}")
+    sys.exit(asyncio.run(serve(engine, config, started)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Who may call which route, and the count of calls: SGLang's two keys and three levels."""
+
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+
+from services.engine.metrics import EngineMetrics
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/ping", "/metrics"})
+NORMAL_ROUTES = frozenset(
+    {"/generate", "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/loads"}
+)
+
+
+class Access:
+    """ASGI middleware that answers 401 to a call without its route's key, and counts requests and responses.
+
+    Normal routes need the api key when one is set. Control routes are open when no key is set, need the one that is
+    set, and need the admin key when both are.
+    """
+
+    def __init__(self, app: FastAPI, api_key: str, admin_api_key: str, metrics: EngineMetrics) -> None:
+        self._app = app
+        # Only known paths become label values: a scanner must not be able to invent them.
+        self._paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
+        self._api_key = api_key
+        self._admin_api_key = admin_api_key
+        self._metrics = metrics
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        endpoint = scope["path"] if scope["path"] in self._paths else "other"
+        self._metrics.http_requests.labels(endpoint, scope["method"]).inc()
+
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.http_responses.labels(str(message["status"])).inc()
+            await send(message)
+
+        if self._admits(scope):
+            await self._app(scope, receive, counting_send)
+        else:
+            refusal = JSONResponse({"error": "Unauthorized"}, status_code=401)
+            await refusal(scope, receive, counting_send)
+
+    def _admits(self, scope: Message) -> bool:
+        needed = self._needed_key(scope["path"])
+        headers = dict(scope["headers"])
+        given: bytes = headers.get(b"authorization", b"")
+        return not needed or hmac.compare_digest(given, f"Bearer {needed}".encode())
+
+    def _needed_key(self, path: str) -> str:
+        if path in OPEN_ROUTES:
+            return ""
+        if path in NORMAL_ROUTES:
+            return self._api_key
+        return self._admin_api_key or self._api_key
