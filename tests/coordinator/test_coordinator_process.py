@@ -1,0 +1,227 @@
+"""A real coordinator process over a real server: what its ledger says, whoever holds the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.transport.log import ledger_log
+from sluice.transport.nats import Bus
+from sluice.transport.queues import pending_prompts
+from sluice.types import Claim, Drop, DropReason, Issue, StateChange
+from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
+
+pytestmark = pytest.mark.usefixtures("tiny_model")
+
+
+@pytest.fixture
+def coordinators(nats_url: str) -> Iterator[list[Coordinator]]:
+    """Replicas that the test starts; all end with it."""
+    started = [Coordinator(nats_url)]
+    yield started
+    for coordinator in started:
+        coordinator.thaw()
+        coordinator.kill()
+
+
+@pytest.fixture
+async def coordinator(coordinators: list[Coordinator]) -> AsyncIterator[Coordinator]:
+    yield coordinators[0]
+
+
+async def test_a_run_is_queued_until_staffed_then_trains_every_batch_and_succeeds(
+    coordinator: Coordinator, bus: Bus
+) -> None:
+    view = await create(coordinator, spec())
+    stage = Stage(bus, view["id"])
+    assert view["state"] == "queued"
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    while stage.trained < 4:
+        await stage.work()
+        await stage.train()
+    await wait_for_state(coordinator, view["id"], "stopping")
+    await stage.checkpoint()
+    final = await wait_for_state(coordinator, view["id"], "succeeded")
+    batches = await stage.batches()
+    assert [batch.k for batch in batches] == [0, 1, 2, 3]
+    assert all(len(batch.groups) == 4 for batch in batches)
+    assert max(batch.k - entry.version for batch in batches for entry in batch.groups) <= 1
+    counts = final["counts"]
+    assert counts["issued"] == counts["trained"] + sum(counts["dropped"].values()) + counts["live"]
+    assert (counts["trained"], counts["live"]) == (16, 0)
+    steps = await get(coordinator, f"/v1/runs/{view['id']}/steps")
+    assert [step["step"] for step in steps] == [0, 1, 2, 3]
+    groups = await get(coordinator, f"/v1/runs/{view['id']}/groups")
+    assert {group["state"] for group in groups} == {"trained", "dropped"}
+    detail = await get(coordinator, f"/v1/runs/{view['id']}/groups/0")
+    assert detail["prompt"].endswith("=") and len(detail["rollouts"]) == 2
+
+
+async def test_nothing_is_offered_before_its_issue_record_and_prompts_are_functions_of_it(
+    coordinator: Coordinator, bus: Bus
+) -> None:
+    view = await create(coordinator, spec())
+    stage = Stage(bus, view["id"])
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    prompts = await stage.work(most=8)
+    issues = [record for record in await stage.ledger() if isinstance(record, Issue)]
+    assert [issue.first for issue in issues] == [0, *[i.first + i.count for i in issues[:-1]]]
+    for prompt in prompts:
+        (issue,) = [i for i in issues if i.first <= prompt.n < i.first + i.count]
+        assert prompt.min_version == issue.version
+
+
+async def test_a_successor_with_no_memory_finds_the_same_next_batch(
+    coordinators: list[Coordinator], bus: Bus, nats_url: str
+) -> None:
+    view = await create(coordinators[0], spec(trainer__prompts_per_step=8))
+    stage = Stage(bus, view["id"], keep=1.0)
+    await stage.join()
+    await wait_for_state(coordinators[0], view["id"], "running")
+    first = await stage.work(most=7)
+    coordinators[0].kill()
+    coordinators.append(Coordinator(nats_url))
+    await stage.work()
+    async with asyncio.timeout(20):
+        while not await stage.batches():
+            await asyncio.sleep(0.1)
+    batch = (await stage.batches())[0]
+    assert [entry.n for entry in batch.groups] == list(range(8))
+    assert {p.n for p in first} <= set(range(16))
+    claims = [record for record in await stage.ledger() if isinstance(record, Claim)]
+    assert len(claims) == 2
+
+
+async def test_a_prompt_whose_issue_was_stored_but_never_published_is_published_by_the_successor(
+    coordinators: list[Coordinator], bus: Bus, nats_url: str
+) -> None:
+    view = await create(coordinators[0], spec())
+    stage = Stage(bus, view["id"], keep=1.0)
+    await stage.join()
+    await wait_for_state(coordinators[0], view["id"], "running")
+    coordinators[0].kill()
+    # As if the predecessor had died between the record and its prompts.
+    log = ledger_log(bus, view["id"])
+    last = [e.record for e in await log.read() if isinstance(e.record, Issue)][-1]
+    await log.append(Issue(last.first + last.count, 2, 0, last.floors))
+    lost = {last.first + last.count, last.first + last.count + 1}
+    assert not lost & await pending_prompts(bus, view["id"])
+    coordinators.append(Coordinator(nats_url))
+    async with asyncio.timeout(20):
+        while not lost <= await pending_prompts(bus, view["id"]):
+            await asyncio.sleep(0.1)
+
+
+async def test_a_frozen_holder_that_wakes_up_is_refused_and_changes_nothing(
+    coordinators: list[Coordinator], bus: Bus, nats_url: str
+) -> None:
+    view = await create(coordinators[0], spec())
+    stage = Stage(bus, view["id"], keep=1.0)
+    await stage.join()
+    await wait_for_state(coordinators[0], view["id"], "running")
+    coordinators[0].freeze()
+    coordinators.append(Coordinator(nats_url))
+    async with asyncio.timeout(30):
+        while sum(isinstance(r, Claim) for r in await stage.ledger()) < 2:
+            await asyncio.sleep(0.1)
+    await stage.work()
+    coordinators[0].thaw()
+    while stage.trained < 4:
+        await stage.work()
+        await stage.train()
+        await asyncio.sleep(0.1)
+    await stage.checkpoint()
+    await wait_for_state(coordinators[1], view["id"], "succeeded")
+    batches = await stage.batches()
+    assert [batch.k for batch in batches] == [0, 1, 2, 3]
+    trained = [entry.n for batch in batches for entry in batch.groups]
+    assert len(trained) == len(set(trained)) == 16
+
+
+async def test_a_paused_run_issues_and_emits_nothing_until_it_is_resumed(coordinator: Coordinator, bus: Bus) -> None:
+    view = await create(coordinator, spec())
+    stage = Stage(bus, view["id"], keep=1.0)
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    assert (await post(coordinator, f"/v1/runs/{view['id']}/pause")).json()["state"] == "paused"
+    before = len(await stage.ledger())
+    await stage.work()
+    await asyncio.sleep(0.5)
+    assert len(await stage.ledger()) == before
+    assert (await post(coordinator, f"/v1/runs/{view['id']}/resume")).json()["state"] == "running"
+    async with asyncio.timeout(10):
+        while not await stage.batches():
+            await asyncio.sleep(0.1)
+
+
+async def test_stop_settles_what_is_live_and_takes_the_prompts_back(coordinator: Coordinator, bus: Bus) -> None:
+    view = await create(coordinator, spec())
+    stage = Stage(bus, view["id"])
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    assert (await post(coordinator, f"/v1/runs/{view['id']}/stop")).status_code == 200
+    final = await wait_for_state(coordinator, view["id"], "stopped")
+    assert await pending_prompts(bus, view["id"]) == set()
+    drops = [record for record in await stage.ledger() if isinstance(record, Drop)]
+    assert [(len(drop.groups), drop.reason) for drop in drops] == [(8, DropReason.CANCELLED)]
+    assert final["counts"]["live"] == 0
+    again = await post(coordinator, f"/v1/runs/{view['id']}/resume")
+    assert again.status_code == 409 and "stopped" in again.json()["detail"]
+
+
+async def test_at_the_generation_limit_the_run_pauses_and_names_the_limit_and_the_keep_rate(
+    coordinator: Coordinator, bus: Bus
+) -> None:
+    run = spec(filter__gen_batch_size=4, filter__max_generation_batches=2, asynchrony__max_staleness=0)
+    view = await create(coordinator, run)
+    stage = Stage(bus, view["id"], keep=0.0)
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    await stage.work()
+    paused = await wait_for_state(coordinator, view["id"], "paused")
+    assert "max_generation_batches = 2" in paused["reason"] and "keep rate" in paused["reason"]
+    stage.keep = 1.0
+    await post(coordinator, f"/v1/runs/{view['id']}/resume")
+    await stage.work()
+    async with asyncio.timeout(10):
+        while not await stage.batches():
+            await asyncio.sleep(0.1)
+
+
+async def test_the_same_idempotency_key_creates_one_run_and_refuses_another_spec(coordinator: Coordinator) -> None:
+    first = await create(coordinator, spec(), key="k")
+    assert (await create(coordinator, spec(), key="k"))["id"] == first["id"]
+    with pytest.raises(AssertionError, match="409"):
+        await create(coordinator, spec(trainer__total_steps=9), key="k")
+
+
+async def test_a_run_whose_model_or_data_is_missing_is_refused_before_anything_starts(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    for change in ({"model__path": str(tmp_path)}, {"data__train_files": [str(tmp_path / "none.jsonl")]}):
+        with pytest.raises(AssertionError, match=str(tmp_path)):
+            await create(coordinator, spec(**change))
+    assert await get(coordinator, "/v1/runs") == []
+
+
+async def test_the_target_reward_ends_the_run_early_as_succeeded(coordinator: Coordinator, bus: Bus) -> None:
+    view = await create(coordinator, spec(trainer__total_steps=50, trainer__target_reward=0.4))
+    stage = Stage(bus, view["id"], keep=0.9)
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    for _ in range(20):
+        await stage.work()
+        if not await stage.train():
+            break
+    await wait_for_state(coordinator, view["id"], "stopping")
+    await stage.train()
+    await stage.checkpoint()
+    final = await wait_for_state(coordinator, view["id"], "succeeded")
+    assert "target_reward" in final["reason"] and final["batches"] < 20
+    changes = [record for record in await stage.ledger() if isinstance(record, StateChange)]
+    assert [str(change.state) for change in changes] == ["running", "stopping", "succeeded"]
