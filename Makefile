@@ -1,0 +1,29 @@
+# `make` alone says what there is. Every target sets up what it needs first.
+.DEFAULT_GOAL := help
+.PHONY: help setup check test test-e2e demo bench proto
+
+PYTHON_BIN := .venv/bin/python
+
+help: ## show this list
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## make .venv with pinned packages, and the two small models (quick when done)
+	@scripts/setup.sh
+
+check: setup ## format, lint, types, generated stubs: no network, changes nothing
+	@scripts/check.sh
+
+test: check ## all tests, with real servers on free ports
+	@$(PYTHON_BIN) -m pytest
+
+test-e2e: setup ## only the end-to-end tests: whole stacks that train
+	@$(PYTHON_BIN) -m pytest tests/e2e
+
+demo: setup ## train SmolLM2-135M on this machine, with a summary and a plot at the end
+	@.venv/bin/sluice demo
+
+bench: setup ## every benchmark; tables here, figures in artifacts/bench/
+	@for file in bench/*_bench.py; do $(PYTHON_BIN) "$$file" || exit 1; done
+
+proto: setup ## generate sluice/wire/v1 from proto/
+	@scripts/proto.sh
