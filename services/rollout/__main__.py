@@ -1,0 +1,92 @@
+"""`python -m services.rollout`: read the environment, wire the parts, serve until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import nats
+
+from services.rollout.config import WorkerConfig
+from services.rollout.engine import Engine
+from services.rollout.engine_process import EngineProcess
+from services.rollout.loop import Settings, Worker
+from services.rollout.presence import LiveStatus
+from services.rollout.run import RunFinder
+from sluice.errors import ConfigError, SluiceError
+from sluice.telemetry import configure_logging, get_logger, instance_name, serve_metrics
+from sluice.transport.nats import Bus
+
+
+def main() -> int:
+    """Run a worker; the exit status is 2 for a fault of configuration and 1 for any other failure."""
+    try:
+        config = WorkerConfig.from_environment(os.environ)
+        configure_logging(config.log_level)
+        asyncio.run(_run(config))
+    except ConfigError as error:
+        print(f"sluice-rollout: {error}", file=sys.stderr)
+        return 2
+    except (SluiceError, nats.errors.Error) as error:
+        print(f"sluice-rollout: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(config: WorkerConfig) -> None:
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    name = config.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", instance_name("rollout"))
+    log = get_logger("rollout").bind(worker=name)
+    bus = await Bus.connect(config.nats_url, name, config.nats_deadline_seconds)
+    await bus.ensure_streams()
+    engine = Engine(config.engine_url, config.engine_api_key, config.engine_admin_api_key)
+    live = LiveStatus(config.redis_url)
+    worker = Worker(RunFinder(bus, name, log), engine, live, _settings(config))
+    probes = serve_metrics(config.metrics_port, config.metrics_host, lambda: bus.nc.is_connected and not stop.is_set())
+    log.info("worker_started", engine=config.engine_url, metrics_port=probes.port)
+    try:
+        if config.engine_command:
+            await _serve_with_engine(worker, EngineProcess(config.engine_command, log), stop)
+        else:
+            await worker.serve(stop)
+    finally:
+        await engine.close()
+        await live.close()
+        await bus.close()
+        probes.close()
+    log.info("worker_stopped")
+
+
+async def _serve_with_engine(worker: Worker, process: EngineProcess, stop: asyncio.Event) -> None:
+    """The engine outlives the worker's last group, and goes with it."""
+    supervising = asyncio.create_task(process.supervise(), name="engine")
+    supervising.add_done_callback(lambda _: stop.set())  # it ends by itself only when it cannot start at all
+    try:
+        await worker.serve(stop)
+    finally:
+        supervising.cancel()
+        results = await asyncio.gather(supervising, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+def _settings(config: WorkerConfig) -> Settings:
+    """One worker an engine: the engine's address names the worker's own cache, also after a restart."""
+    own = re.sub(r"[^A-Za-z0-9]+", "-", config.engine_url)
+    return Settings(
+        reward_addresses=config.reward_addresses,
+        cache=Path(os.path.abspath(config.cache_dir / own)),
+        max_groups_in_flight=config.max_groups_in_flight,
+        drain_seconds=config.drain_seconds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What is known about earlier attempts at a prompt: a key-value entry each, written before the attempt starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from sluice.errors import TransientError
+from sluice.transport.nats import RETRYABLE, Bus
+from sluice.wire import subjects
+
+T = TypeVar("T")
+
+TTL_SECONDS = 7 * 24 * 3600.0
+SUSPECT_AFTER = 2
+"""After so many attempts with a bad end the prompt runs alone on its worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`failed`: attempts in which the engine died or refused; only these can end a prompt. `open`: names of attempts
+    that have begun and not ended: their workers work on them, or died with them."""
+
+    failed: int = 0
+    open: tuple[str, ...] = ()
+
+    @property
+    def suspect(self) -> bool:
+        """So many attempts ended badly or vanished that the next one should harm nobody else."""
+        return self.failed + len(self.open) >= SUSPECT_AFTER
+
+
+class Attempts:
+    """The attempts at one run's prompts."""
+
+    def __init__(self, bus: Bus, run_id: str, bucket: KeyValue) -> None:
+        self._bus, self._run_id, self._bucket = bus, run_id, bucket
+
+    @classmethod
+    async def open(cls, bus: Bus, run_id: str) -> Attempts:
+        return cls(bus, run_id, await bus.bucket(subjects.ATTEMPTS_BUCKET, TTL_SECONDS))
+
+    async def begin(self, n: int, attempt: str) -> Record:
+        """Record that `attempt` starts; returns what was known before it."""
+        return await self._change(n, lambda old: Record(old.failed, (*old.open, attempt)))
+
+    async def end(self, n: int, attempt: str, engine_failed: bool) -> int:
+        """Record that `attempt` ended; returns how many have failed now."""
+        rest = await self._change(n, lambda old: _without(old, attempt, int(engine_failed)))
+        return rest.failed + int(engine_failed)
+
+    async def forget(self, n: int) -> None:
+        """The group is stored: nobody will ask again."""
+        await self._retried(lambda: self._bucket.delete(f"{self._run_id}.{n}"))
+
+    async def _change(self, n: int, change: Callable[[Record], Record]) -> Record:
+        """Compare-and-set until it holds; returns the old value."""
+        key = f"{self._run_id}.{n}"
+        while True:
+            old, revision = await self._retried(lambda: self._read(key))
+            try:
+                await self._retried(partial(self._write, key, _encode(change(old)), revision))
+                return old
+            except KeyWrongLastSequenceError:
+                continue  # another worker wrote in between
+
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async for retry in self._bus.retrying():
+                with retry:
+                    return await call()
+        except RETRYABLE as error:
+            raise TransientError(f"bucket {subjects.ATTEMPTS_BUCKET!r} does not answer: {error}") from None
+        raise AssertionError("unreachable: the retry loop returns or raises")
+
+    async def _write(self, key: str, value: bytes, revision: int | None) -> int:
+        if revision is None:
+            return int(await self._bucket.create(key, value))
+        return int(await self._bucket.update(key, value, revision))
+
+    async def _read(self, key: str) -> tuple[Record, int | None]:
+        try:
+            entry = await self._bucket.get(key)
+        except KeyNotFoundError:
+            return Record(), None
+        fields = json.loads(entry.value or b"{}")
+        return Record(int(fields.get("failed", 0)), tuple(fields.get("open", ()))), entry.revision
+
+
+def _without(old: Record, attempt: str, failed: int) -> Record:
+    return Record(old.failed + failed, tuple(name for name in old.open if name != attempt))
+
+
+def _encode(record: Record) -> bytes:
+    return json.dumps({"failed": record.failed, "open": record.open}).encode()

@@ -1,0 +1,232 @@
+"""From a delivered prompt to a stored group: one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+
+import nats
+
+from services.rollout import metrics
+from services.rollout.attempts import Attempts
+from services.rollout.completion import (
+    Completion,
+    EngineDownError,
+    EngineRefusedError,
+    EngineUnfinishedError,
+    ForeignWeightsError,
+)
+from services.rollout.engine import Engine, EngineLimits
+from services.rollout.gate import Gate
+from services.rollout.run import Run
+from services.rollout.scoring import ResponseText, Scorer, judge
+from services.rollout.weight_sync import WeightSync
+from sluice.errors import TransientError, WaitTimeoutError
+from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollout
+from sluice.types import Group, GroupStatus, Prompt, Rollout, RolloutSummary
+
+RETRY_SECONDS = 1.0
+"""A prompt that is handed back after a fault waits this long before somebody gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a worker needs for the groups of one run."""
+
+    run: Run
+    engine: Engine
+    limits: EngineLimits
+    gate: Gate
+    sync: WeightSync
+    attempts: Attempts
+    text: ResponseText
+    scorer: Scorer
+    over: asyncio.Event
+    """The run wants no more groups: prompts are acked instead of handed back."""
+
+
+async def roll_out(delivery: Delivery, bench: Bench) -> None:
+    """Make one attempt at a prompt, and settle its delivery.
+
+    consumes:     one prompt of PROMPTS
+    produces:     its rollouts in ROLLOUTS, then its group in GROUPS; then the prompt is acked
+    waits for:    the policy version ("policy_version"), the engine ("generate"), verdicts ("reward")
+    unblocked by: the trainer, the engine, the reward service; each wait has its deadline in the run's spec
+    on failure:   the prompt is handed back; an attempt in which the engine died or refused is counted, and after
+                  rollout.max_attempts of them the group is stored as `failed`. A group that somebody else stored first
+                  is left to them
+    """
+    beating = asyncio.create_task(_say_in_progress(delivery), name="in_progress")
+    status = "handed_back"
+    try:
+        status = await _attempt(delivery.prompt, bench)
+    except asyncio.CancelledError:
+        if bench.over.is_set():
+            status = "cancelled"
+        await _quietly(delivery.ack() if bench.over.is_set() else delivery.hand_back(), bench)
+        raise
+    except (TransientError, WaitTimeoutError, nats.errors.Error) as error:
+        bench.run.log.warning("prompt_handed_back", n=delivery.prompt.n, error=str(error))
+        await _quietly(delivery.hand_back(RETRY_SECONDS), bench)
+    else:
+        await _quietly(delivery.ack(), bench)  # unanswered, it is delivered again, and that attempt loses
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        metrics.GROUPS.labels(status).inc()
+
+
+async def _attempt(prompt: Prompt, bench: Bench) -> str:
+    """Store the group of this prompt; returns its status, or `lost` when another attempt was first."""
+    attempt = secrets.token_hex(8)
+    past = await bench.attempts.begin(prompt.n, attempt)
+    failed, stored = past.failed, False
+    try:
+        if failed < bench.run.spec.rollout.max_attempts:
+            group = await _make(prompt, attempt, past.suspect, bench)
+        else:
+            group = _failed(prompt, attempt, f"the engine died or refused in {failed} attempts", bench)
+        status = await _commit(group, bench)
+        stored = True
+    except (EngineDownError, EngineRefusedError) as error:
+        failed += 1
+        if failed < bench.run.spec.rollout.max_attempts:
+            raise TransientError(f"attempt {failed} failed: {error}") from None
+        status = await _commit(_failed(prompt, attempt, str(error), bench), bench)
+        stored = True
+    finally:
+        if stored:
+            await _quietly(bench.attempts.forget(prompt.n), bench)
+        else:
+            await _quietly(bench.attempts.end(prompt.n, attempt, engine_failed=failed > past.failed), bench)
+    return status
+
+
+async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Group:
+    """Generate, judge and store the rollouts; what is returned is the group, not yet stored."""
+    started = time.monotonic()
+    completions = await _generate(prompt, alone, bench)
+    generated = time.monotonic() - started
+    judged = await judge(bench.run.spec, prompt, completions, bench.text, bench.scorer)
+    summaries = judged.summaries
+    if judged.keep:
+        rollouts = [_rollout(prompt, attempt, i, completion) for i, completion in enumerate(completions)]
+        pairs = zip(rollouts, summaries, strict=True)
+        summaries = tuple(await asyncio.gather(*(_store(bench, rollout, summary) for rollout, summary in pairs)))
+    return Group(
+        run_id=prompt.run_id,
+        n=prompt.n,
+        attempt=attempt,
+        status=judged.status,
+        rollouts=summaries,
+        worker=bench.run.worker,
+        engine=bench.engine.url,
+        min_version=prompt.min_version,
+        generate_seconds=generated,
+        reward_seconds=judged.seconds,
+        sample_text=judged.sample_text,
+        error=judged.error,
+    )
+
+
+async def _generate(prompt: Prompt, alone: bool, bench: Bench) -> list[Completion]:
+    """Completions whose every token comes from a version that the prompt may see."""
+    await bench.sync.at_least(prompt.min_version)
+    try:
+        async with bench.gate.exclusive() if alone else bench.gate.shared():
+            with metrics.GENERATE_SECONDS.time(), metrics.waiting("generate"):
+                completions = await bench.engine.generate(
+                    prompt, bench.limits, bench.run.spec.deadlines.generate_seconds
+                )
+        _check_versions(prompt, completions)
+    except (EngineDownError, ForeignWeightsError) as error:
+        metrics.ENGINE_FAILURES.labels("died" if isinstance(error, EngineDownError) else "foreign_weights").inc()
+        await bench.sync.engine_lost()
+        raise
+    except (EngineRefusedError, EngineUnfinishedError) as error:
+        metrics.ENGINE_FAILURES.labels("refused" if isinstance(error, EngineRefusedError) else "unfinished").inc()
+        raise
+    except WaitTimeoutError:
+        metrics.ENGINE_FAILURES.labels("timeout").inc()
+        raise
+    metrics.TOKENS.inc(sum(len(completion.token_ids) for completion in completions))
+    return completions
+
+
+def _check_versions(prompt: Prompt, completions: list[Completion]) -> None:
+    oldest = min(completion.oldest_version for completion in completions)
+    if oldest.number < prompt.min_version:
+        raise ForeignWeightsError(
+            f"engine sampled from {oldest}; prompt {prompt.n} needs v{prompt.min_version} at least"
+        )
+
+
+def _rollout(prompt: Prompt, attempt: str, i: int, completion: Completion) -> Rollout:
+    return Rollout(
+        run_id=prompt.run_id,
+        n=prompt.n,
+        attempt=attempt,
+        i=i,
+        prompt_token_ids=prompt.token_ids,
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        spans=completion.spans,
+    )
+
+
+async def _store(bench: Bench, rollout: Rollout, summary: RolloutSummary) -> RolloutSummary:
+    stored = await store_rollout(bench.run.bus, rollout)
+    return replace(summary, sequences=stored.sequences, content_hash=stored.content_hash)
+
+
+def _failed(prompt: Prompt, attempt: str, error: str, bench: Bench) -> Group:
+    return Group(
+        run_id=prompt.run_id,
+        n=prompt.n,
+        attempt=attempt,
+        status=GroupStatus.FAILED,
+        rollouts=(),
+        worker=bench.run.worker,
+        engine=bench.engine.url,
+        min_version=prompt.min_version,
+        generate_seconds=0.0,
+        reward_seconds=0.0,
+        error=error,
+    )
+
+
+async def _commit(group: Group, bench: Bench) -> str:
+    won = await store_group(bench.run.bus, group)
+    bench.run.log.info(
+        "group_stored" if won else "group_lost_to_another_attempt",
+        n=group.n,
+        status=str(group.status),
+        attempt=group.attempt,
+        tokens=sum(rollout.length for rollout in group.rollouts),
+        generate_seconds=round(group.generate_seconds, 3),
+        reward_seconds=round(group.reward_seconds, 3),
+        error=group.error,
+    )
+    return str(group.status) if won else "lost"
+
+
+async def _say_in_progress(delivery: Delivery) -> None:
+    """The prompt stays ours while its deadlines run; a worker that hangs falls silent with its event loop."""
+    while True:
+        await asyncio.sleep(ACK_WAIT_SECONDS / 3)
+        try:
+            await delivery.in_progress()
+        except nats.errors.Error:
+            continue  # the server is away; it counts the silence only when it is back
+
+
+async def _quietly(step: Awaitable[object], bench: Bench) -> None:
+    """A step that only saves work: redelivery and the one commit per group put right what it leaves undone."""
+    try:
+        await step
+    except (TransientError, nats.errors.Error) as error:
+        bench.run.log.warning("step_left_undone", error=str(error))

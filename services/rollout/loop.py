@@ -1,0 +1,211 @@
+"""What a rollout worker does from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.rollout import metrics
+from services.rollout.attempts import Attempts
+from services.rollout.completion import EngineDownError
+from services.rollout.engine import Engine, EngineLimits
+from services.rollout.gate import Gate
+from services.rollout.group import Bench, roll_out
+from services.rollout.presence import LiveStatus, Presence, Status
+from services.rollout.run import Run, RunFinder, RunUnfitError, wait_until_over
+from services.rollout.scoring import ResponseText
+from services.rollout.weight_sync import WeightSync
+from sluice.errors import WaitTimeoutError
+from sluice.transport.queues import Delivery, PromptQueue
+from sluice.transport.reward import RewardClient
+
+T = TypeVar("T")
+PULL_SECONDS = 1.0
+ENGINE_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much this worker takes on, and where its things are."""
+
+    reward_addresses: tuple[str, ...]
+    cache: Path
+    max_groups_in_flight: int
+    drain_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """`leave`: stop pulling, for whatever reason; `over`: the reason is that the run wants no more groups."""
+
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Worker:
+    """Serves one run after the other with one engine."""
+
+    def __init__(self, finder: RunFinder, engine: Engine, live: LiveStatus, settings: Settings) -> None:
+        self._finder, self._engine, self._settings = finder, engine, settings
+        self._presence = Presence(live, self._status)
+        self._groups: set[asyncio.Task[None]] = set()
+        self._sync: WeightSync | None = None
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Find a run, serve it until it is over, find the next; return when `stop` is set.
+
+        consumes:     the `runs` bucket
+        produces:     see `_serve_run`
+        waits for:    a run that is not over ("run")
+        unblocked by: a coordinator that accepts a run; SIGTERM
+        on failure:   a run that this worker cannot serve is left to others; anything else ends the process
+        """
+        while not stop.is_set():
+            run = await _unless(stop, self._finder.next())
+            if run is None:
+                return
+            try:
+                await self._serve_run(run, stop)
+            except RunUnfitError as error:
+                self._finder.reject(run.id, error)
+
+    async def _serve_run(self, run: Run, stop: asyncio.Event) -> None:
+        """Turn prompts into groups until the run is over or `stop` is set.
+
+        consumes:     prompts (PROMPTS), policy versions (TRAINER)
+        produces:     rollouts (ROLLOUTS), groups (GROUPS), a registration, events
+        waits for:    the first policy version ("policy_version"), prompts ("prompts"), a free slot ("slot")
+        unblocked by: the trainer; the coordinator; a group that ends
+        on failure:   groups in flight end by their own rules; a background task that fails ends the process
+        """
+        text = ResponseText(Path(run.spec.model.path))
+        gate = Gate()
+        sync = self._sync = WeightSync(run, self._engine, gate, self._settings.cache)
+        deadline = run.spec.reward.deadline_seconds
+        scorer = RewardClient(self._settings.reward_addresses, deadline, "reward.deadline_seconds")
+        run.log.info("run_joined", engine=self._engine.url, worker=run.worker)
+        async with self._presence.registered(run), _watching(run, sync, stop) as watch:
+            try:
+                limits = await _unless(watch.leave, self._learn_limits(run, sync))
+                if limits is not None:
+                    attempts = await Attempts.open(run.bus, run.id)
+                    bench = Bench(run, self._engine, limits, gate, sync, attempts, text, scorer, watch.over)
+                    await self._pull(bench, watch)
+            finally:
+                await self._finish_groups(watch)
+                await scorer.close()
+        run.log.info("run_left", over=watch.over.is_set())
+        if watch.over.is_set():
+            await asyncio.to_thread(shutil.rmtree, self._settings.cache / run.id, ignore_errors=True)
+
+    async def _pull(self, bench: Bench, watch: Watch) -> None:
+        """Keep every slot filled while the engine serves a policy version."""
+        queue = await PromptQueue.join(bench.run.bus, bench.run.id)
+        while not watch.leave.is_set():
+            free = self._settings.max_groups_in_flight - len(self._groups)
+            if free == 0:
+                with metrics.waiting("slot"):
+                    await asyncio.wait(
+                        {*self._groups, leaving := asyncio.ensure_future(watch.leave.wait())},
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                leaving.cancel()
+            elif bench.sync.held is None:
+                await _unless(watch.leave, _first_version(bench.run, bench.sync))
+            else:
+                with metrics.waiting("prompts"):
+                    deliveries = await queue.pull(free, PULL_SECONDS)
+                for delivery in deliveries:
+                    self._start(delivery, bench, watch)
+
+    def _start(self, delivery: Delivery, bench: Bench, watch: Watch) -> None:
+        def end(task: asyncio.Task[None]) -> None:
+            metrics.IN_FLIGHT.dec()
+            if not task.cancelled() and task.exception() is not None:
+                watch.leave.set()  # and `_finish_groups` raises it
+            else:
+                self._groups.discard(task)
+
+        task = asyncio.create_task(roll_out(delivery, bench), name=f"group {delivery.prompt.n}")
+        metrics.IN_FLIGHT.inc()
+        self._groups.add(task)
+        task.add_done_callback(end)
+
+    async def _finish_groups(self, watch: Watch) -> None:
+        """Let groups in flight end if they are still wanted; then give the rest back."""
+        groups = list(self._groups)
+        if groups and not watch.over.is_set():
+            await asyncio.wait(groups, timeout=self._settings.drain_seconds)
+        for group in groups:
+            group.cancel()
+        results = await asyncio.gather(*groups, return_exceptions=True)
+        self._groups.clear()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _learn_limits(self, run: Run, sync: WeightSync) -> EngineLimits:
+        """After the engine has served its first version: before, it may not be there."""
+        while True:
+            await _first_version(run, sync)
+            try:
+                return await self._engine.limits(Path(run.spec.model.path))
+            except (EngineDownError, WaitTimeoutError) as error:
+                run.log.warning("engine_away", error=str(error))
+                await asyncio.sleep(ENGINE_RETRY_SECONDS)
+
+    def _status(self) -> Status:
+        held = None if self._sync is None else self._sync.held
+        return Status(self._engine.url, None if held is None else str(held), len(self._groups), metrics.tokens())
+
+
+@asynccontextmanager
+async def _watching(run: Run, sync: WeightSync, stop: asyncio.Event) -> AsyncIterator[Watch]:
+    """Weight sync and the reasons to leave, in the background; raises what ended one of them."""
+    watch = Watch()
+
+    async def until_over() -> None:
+        state = await wait_until_over(run)
+        run.log.info("run_over", state=str(state))
+        watch.over.set()
+
+    work: list[Coroutine[Any, Any, Any]] = [sync.follow(), sync.run(), until_over(), stop.wait()]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    for task in tasks:
+        task.add_done_callback(lambda _: watch.leave.set())
+    try:
+        yield watch
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def _first_version(run: Run, sync: WeightSync) -> None:
+    """Wait, and say so each deadline: until the trainer publishes, or the engine is back, there is nothing to do."""
+    while True:
+        try:
+            await sync.at_least(0)
+            return
+        except WaitTimeoutError as error:
+            run.log.warning("still_waiting", wait=error.wait, error=str(error))
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None if `event` is set first; `work` is cancelled then."""
+    task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for future in (task, waiter):
+            future.cancel()
+        await asyncio.gather(task, waiter, return_exceptions=True)

@@ -1,0 +1,187 @@
+"""Keeps the engine on the newest policy version that the trainer has announced."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+
+from services.rollout import metrics
+from services.rollout.completion import EngineDownError, EngineRefusedError
+from services.rollout.engine import Engine
+from services.rollout.gate import Gate
+from services.rollout.run import Run
+from sluice.errors import TransientError, WaitTimeoutError, WeightError
+from sluice.transport.log import follow_stream
+from sluice.transport.queues import publish_event
+from sluice.types import PolicyVersion, Version
+from sluice.weights.fetch import fetch_version
+from sluice.weights.publish import remove_old
+from sluice.wire import subjects
+from sluice.wire.records import decode_trainer
+
+CHECK_SECONDS = 2.0
+"""How often the engine is asked which weights it serves: it may have been restarted behind our back."""
+RETRY_SECONDS = 1.0
+LOAD_TRIES = 3
+CACHED_VERSIONS = 2
+
+
+class WeightSync:
+    """`held` is the policy version that the engine surely serves, or None: unknown, or not ours."""
+
+    def __init__(self, run: Run, engine: Engine, gate: Gate, cache: Path) -> None:
+        self._run, self._engine, self._gate, self._cache = run, engine, gate, cache
+        self._log = run.log
+        self._seconds = run.spec.deadlines.weight_sync_seconds
+        self._announced: dict[PolicyVersion, Version] = {}
+        self._news = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self.held: PolicyVersion | None = None
+
+    async def follow(self) -> None:
+        """Take note of each announced version, for ever."""
+        subject = subjects.trainer(self._run.id)
+        async for _, payload, _ in follow_stream(self._run.bus, subjects.TRAINER, subject):
+            record = decode_trainer(payload)
+            if isinstance(record, Version):
+                self._announced[record.version] = record
+                self._news.set()
+
+    async def run(self) -> None:
+        """Bring the engine to the newest version, again and again.
+
+        consumes:     Version records of TRAINER (noted by `follow`), and what the engine says it serves
+        produces:     `held`, and a `weights_applied` event a version
+        waits for:    an announcement ("version"), the files, the engine
+        unblocked by: the trainer; the engine's supervisor when it died
+        on failure:   held is None until a load succeeded, so nothing is generated from unknown weights; tried again
+                      for as long as the run lives, said in the log, the metrics and an alarm each deadline
+        """
+        failing_since: float | None = None
+        while True:
+            try:
+                await self._check_engine()
+                done = await self._apply_newest()
+            except (TransientError, EngineRefusedError, WaitTimeoutError, WeightError) as error:
+                failing_since = await self._report(error, failing_since)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            failing_since = None
+            await self._pause_until_news(0.0 if done else CHECK_SECONDS)
+
+    async def at_least(self, number: int) -> PolicyVersion:
+        """Wait until the engine serves version `number` or a later one.
+
+        Raises:
+            WaitTimeoutError: not within deadlines.weight_sync_seconds.
+        """
+        try:
+            async with asyncio.timeout(self._seconds), self._changed:
+                with metrics.waiting("policy_version"):
+                    await self._changed.wait_for(lambda: self.held is not None and self.held.number >= number)
+                assert self.held is not None
+                return self.held
+        except TimeoutError:
+            raise WaitTimeoutError("policy_version", self._seconds, "deadlines.weight_sync_seconds") from None
+
+    async def engine_lost(self) -> None:
+        """The engine died or serves other weights: load before the next generation."""
+        await self._set_held(None)
+        self._news.set()
+
+    async def _set_held(self, version: PolicyVersion | None) -> None:
+        async with self._changed:
+            self.held = version
+            self._changed.notify_all()
+        metrics.POLICY_VERSION.set(-1 if version is None else version.number)
+
+    async def _check_engine(self) -> None:
+        serving = await self._engine.weight_version()
+        if self.held is not None and serving != str(self.held):
+            self._log.warning("engine_serves_other_weights", serving=serving, held=str(self.held))
+            await self.engine_lost()
+
+    async def _apply_newest(self) -> bool:
+        """Serve the highest version above `held` whose files are good; True if that changed something."""
+        lowest = -1 if self.held is None else self.held.number
+        candidates = sorted((v for v in self._announced if v.number > lowest), reverse=True)
+        fault: WeightError | TransientError | None = None
+        for version in candidates:
+            started = time.monotonic()
+            record = self._announced[version]
+            try:
+                folder, manifest = await fetch_version(record, self._cache, self._seconds)
+            except (WeightError, TransientError) as error:
+                fault = fault or error
+                continue  # collected or damaged: an older one may do until the trainer passes it
+            await self._load(folder, version)
+            await self._set_held(version)
+            await self._tell(version, time.monotonic() - started, manifest.nbytes)
+            return True
+        if fault is not None:
+            raise fault
+        return False
+
+    async def _load(self, folder: Path, version: PolicyVersion) -> None:
+        """Pause (or drain), load, flush, go on. Whatever fails, no request goes on over unknown weights."""
+        drain = self._run.spec.weights.update == "drain"
+        room: AbstractAsyncContextManager[None] = self._gate.exclusive() if drain else nullcontext()
+        async with room:
+            try:
+                await self._engine.pause()
+                await self._update(folder, str(version))
+            except (TransientError, EngineRefusedError, WaitTimeoutError):
+                await self._set_held(None)
+                await self._engine.abort_all()
+                raise
+            finally:
+                await self._engine.resume()
+
+    async def _update(self, folder: Path, version: str) -> None:
+        """A refusal says nothing about what was loaded: the version the engine reports decides, else it loads again."""
+        for _ in range(LOAD_TRIES):
+            clean = await self._engine.update_weights(folder, version, self._seconds)
+            if await self._engine.weight_version() == version:
+                await self._flush(clean)
+                return
+        raise EngineRefusedError(f"engine does not serve {version} from {folder} after {LOAD_TRIES} tries")
+
+    async def _flush(self, clean_update: bool) -> None:
+        """A clean update has flushed already, and some servers refuse while retracted requests wait."""
+        if await self._engine.flush() or clean_update:
+            return
+        await self._engine.abort_all()
+        if not await self._engine.flush():
+            raise EngineRefusedError("engine does not drop the cached prefixes of old weights")
+
+    async def _tell(self, version: PolicyVersion, seconds: float, nbytes: int) -> None:
+        metrics.WEIGHT_SYNC_SECONDS.observe(seconds)
+        self._log.info("weights_applied", version=str(version), seconds=round(seconds, 3), bytes=nbytes)
+        fields = {"version": str(version), "seconds": seconds, "bytes": nbytes, "engine": self._engine.url}
+        await publish_event(self._run.bus, self._run.id, "weights_applied", fields)
+        await asyncio.to_thread(remove_old, self._cache, self._run.id, CACHED_VERSIONS, [version])
+
+    async def _report(self, error: Exception, since: float | None) -> float:
+        """Say what stands in the way; returns since when it does, starting anew with each alarm."""
+        kind = "down" if isinstance(error, EngineDownError) else type(error).__name__.removesuffix("Error").lower()
+        metrics.WEIGHT_SYNC_FAILURES.labels(kind).inc()
+        if isinstance(error, EngineDownError):
+            await self._set_held(None)
+        self._log.warning("weight_sync_failed", error=str(error), held=str(self.held))
+        now = time.monotonic()
+        if since is not None and now - since > self._seconds:
+            fields = {"wait": "weight_sync", "error": str(error), "knob": "deadlines.weight_sync_seconds"}
+            await publish_event(self._run.bus, self._run.id, "alarm", fields)
+            return now
+        return now if since is None else since
+
+    async def _pause_until_news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                with metrics.waiting("version"):
+                    await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
