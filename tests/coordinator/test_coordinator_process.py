@@ -13,23 +13,44 @@ from sluice.transport.nats import Bus
 from sluice.transport.queues import pending_prompts
 from sluice.types import Claim, Drop, DropReason, Issue, StateChange
 from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
+from tests.servers import NatsServer
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, Coordinator]]:
+    """One server and one coordinator for all tests that let both live; every test has runs of its own."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    coordinator = Coordinator(server.url)
+    yield server, coordinator
+    coordinator.kill()
+    server.kill()
+
+
 @pytest.fixture
-def coordinators(nats_url: str) -> Iterator[list[Coordinator]]:
-    """Replicas that the test starts; all end with it."""
-    started = [Coordinator(nats_url)]
-    yield started
+def coordinator(place: tuple[NatsServer, Coordinator]) -> Coordinator:
+    return place[1]
+
+
+@pytest.fixture
+async def bus(place: tuple[NatsServer, Coordinator]) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(place[0].url, "test", deadline_seconds=10)
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def alone(nats_server: NatsServer) -> AsyncIterator[tuple[list[Coordinator], Bus]]:
+    """Replicas that the test may kill or freeze, on a server of its own."""
+    started = [Coordinator(nats_server.url)]
+    bus = await Bus.connect(nats_server.url, "test", deadline_seconds=10)
+    yield started, bus
+    await bus.close()
     for coordinator in started:
         coordinator.thaw()
         coordinator.kill()
-
-
-@pytest.fixture
-async def coordinator(coordinators: list[Coordinator]) -> AsyncIterator[Coordinator]:
-    yield coordinators[0]
 
 
 async def test_a_run_is_queued_until_staffed_then_trains_every_batch_and_succeeds(
@@ -77,15 +98,16 @@ async def test_nothing_is_offered_before_its_issue_record_and_prompts_are_functi
 
 
 async def test_a_successor_with_no_memory_finds_the_same_next_batch(
-    coordinators: list[Coordinator], bus: Bus, nats_url: str
+    alone: tuple[list[Coordinator], Bus], nats_server: NatsServer
 ) -> None:
+    coordinators, bus = alone
     view = await create(coordinators[0], spec(trainer__prompts_per_step=8))
     stage = Stage(bus, view["id"], keep=1.0)
     await stage.join()
     await wait_for_state(coordinators[0], view["id"], "running")
     first = await stage.work(most=7)
     coordinators[0].kill()
-    coordinators.append(Coordinator(nats_url))
+    coordinators.append(Coordinator(nats_server.url))
     await stage.work()
     async with asyncio.timeout(20):
         while not await stage.batches():
@@ -98,8 +120,9 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch(
 
 
 async def test_a_prompt_whose_issue_was_stored_but_never_published_is_published_by_the_successor(
-    coordinators: list[Coordinator], bus: Bus, nats_url: str
+    alone: tuple[list[Coordinator], Bus], nats_server: NatsServer
 ) -> None:
+    coordinators, bus = alone
     view = await create(coordinators[0], spec())
     stage = Stage(bus, view["id"], keep=1.0)
     await stage.join()
@@ -111,21 +134,22 @@ async def test_a_prompt_whose_issue_was_stored_but_never_published_is_published_
     await log.append(Issue(last.first + last.count, 2, 0, last.floors))
     lost = {last.first + last.count, last.first + last.count + 1}
     assert not lost & await pending_prompts(bus, view["id"])
-    coordinators.append(Coordinator(nats_url))
+    coordinators.append(Coordinator(nats_server.url))
     async with asyncio.timeout(20):
         while not lost <= await pending_prompts(bus, view["id"]):
             await asyncio.sleep(0.1)
 
 
 async def test_a_frozen_holder_that_wakes_up_is_refused_and_changes_nothing(
-    coordinators: list[Coordinator], bus: Bus, nats_url: str
+    alone: tuple[list[Coordinator], Bus], nats_server: NatsServer
 ) -> None:
+    coordinators, bus = alone
     view = await create(coordinators[0], spec())
     stage = Stage(bus, view["id"], keep=1.0)
     await stage.join()
     await wait_for_state(coordinators[0], view["id"], "running")
     coordinators[0].freeze()
-    coordinators.append(Coordinator(nats_url))
+    coordinators.append(Coordinator(nats_server.url))
     async with asyncio.timeout(30):
         while sum(isinstance(r, Claim) for r in await stage.ledger()) < 2:
             await asyncio.sleep(0.1)
@@ -203,10 +227,11 @@ async def test_the_same_idempotency_key_creates_one_run_and_refuses_another_spec
 async def test_a_run_whose_model_or_data_is_missing_is_refused_before_anything_starts(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
+    before = await get(coordinator, "/v1/runs")
     for change in ({"model__path": str(tmp_path)}, {"data__train_files": [str(tmp_path / "none.jsonl")]}):
         with pytest.raises(AssertionError, match=str(tmp_path)):
             await create(coordinator, spec(**change))
-    assert await get(coordinator, "/v1/runs") == []
+    assert await get(coordinator, "/v1/runs") == before
 
 
 async def test_the_target_reward_ends_the_run_early_as_succeeded(coordinator: Coordinator, bus: Bus) -> None:
