@@ -25,6 +25,10 @@ MAX_FILE_STORE_BYTES = 1 << 40
 """JetStream reserves each stream's limit when it is created; the disk, not this number, is the real limit here."""
 
 
+DRAIN_SECONDS = 5
+"""What a rollout worker gets to finish or hand back its groups: less than the supervisor's patience."""
+
+
 @dataclass(frozen=True, slots=True)
 class StackOptions:
     """What differs from stack to stack."""
@@ -129,7 +133,7 @@ class _Plan:
             "maxmemory": "256mb",
             "maxmemory-policy": "noeviction",
         }
-        argv = (binaries.valkey_server(), *(part for k, v in options.items() for part in (f"--{k}", v)))
+        argv = (binaries.valkey_server(), *_flags(options))
         return Service("valkey", (Command("valkey", argv),), (TcpHealth(self.ports["redis"]),))
 
     def _reward(self, i: int) -> Service:
@@ -153,16 +157,14 @@ class _Plan:
 
     def _engine(self, i: int) -> Service:
         name = f"engine-{i}"
-        environment = {
-            **self._common(None),
-            **TORCH_ENVIRONMENT,
-            "SLUICE_ENGINE_MODEL": str(self.options.model),
-            "SLUICE_ENGINE_DTYPE": self.options.engine_dtype,
-            "SLUICE_ENGINE_HOST": LOOPBACK,
-            "SLUICE_ENGINE_PORT": str(self.ports[name]),
+        flags = {
+            "model": str(self.options.model),
+            "dtype": self.options.engine_dtype,
+            "host": LOOPBACK,
+            "port": str(self.ports[name]),
         }
-        health = (HttpHealth(self.ports[name], "/health"),)
-        return Service(name, (_python(name, "services.engine", environment),), health, start_seconds=180)
+        command = _python(name, "services.engine", {**self._common(None), **TORCH_ENVIRONMENT}, flags)
+        return Service(name, (command,), (HttpHealth(self.ports[name], "/health"),), start_seconds=180)
 
     def _rollout(self, i: int, rewards: list[str]) -> Service:
         name = f"rollout-{i}"
@@ -170,6 +172,8 @@ class _Plan:
             "SLUICE_ENGINE_URL": f"http://{LOOPBACK}:{self.ports[f'engine-{i}']}",
             "SLUICE_REWARD_ADDRESSES": ",".join(f"{LOOPBACK}:{self.ports[r]}" for r in rewards),
             "SLUICE_CACHE_DIR": str(self.data / "cache" / name),
+            "SLUICE_WORKER_NAME": name,
+            "SLUICE_DRAIN_SECONDS": str(DRAIN_SECONDS),
         }
         needs = ("nats", "valkey", "coordinator", f"engine-{i}", *rewards)
         command = _python(name, "services.rollout", environment)
@@ -216,8 +220,12 @@ class _Plan:
         }
 
 
-def _python(name: str, module: str, environment: dict[str, str]) -> Command:
-    return Command(name, (sys.executable, "-m", module), environment)
+def _python(name: str, module: str, environment: dict[str, str], flags: Mapping[str, str] | None = None) -> Command:
+    return Command(name, (sys.executable, "-m", module, *_flags(flags or {})), environment)
+
+
+def _flags(options: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(part for key, value in options.items() for part in (f"--{key}", value))
 
 
 def _nats_config(data: Path, ports: Mapping[str, int]) -> str:
