@@ -78,10 +78,13 @@ def test_half_a_surrogate_pair_is_sent_as_a_question_mark() -> None:
     ("answer", "message"),
     [
         ([], "asked for 1 verdicts, the answer has 0"),
-        ([reward_pb2.Verdict(id="b", kind="VERDICT_KIND_ERROR")], "'b' stands where that of item 'a' belongs"),
+        ([reward_pb2.Verdict(id="b", kind=reward_pb2.VERDICT_KIND_ERROR)], "'b' stands where that of item 'a' belongs"),
         ([reward_pb2.Verdict(id="a")], "unknown kind 0"),
-        ([reward_pb2.Verdict(id="a", kind="VERDICT_KIND_SCORED", acc=1)], "exactly when it is scored"),
-        ([reward_pb2.Verdict(id="a", kind="VERDICT_KIND_TIMEOUT", acc=0, score=0)], "exactly when it is scored"),
+        ([reward_pb2.Verdict(id="a", kind=reward_pb2.VERDICT_KIND_SCORED, acc=1)], "exactly when it is scored"),
+        (
+            [reward_pb2.Verdict(id="a", kind=reward_pb2.VERDICT_KIND_TIMEOUT, acc=0, score=0)],
+            "exactly when it is scored",
+        ),
     ],
 )
 def test_an_answer_that_does_not_fit_the_request_is_rejected(answer: list[reward_pb2.Verdict], message: str) -> None:
