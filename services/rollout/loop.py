@@ -118,9 +118,7 @@ class Worker:
             elif bench.sync.held is None:
                 await _unless(watch.leave, _first_version(bench.run, bench.sync))
             else:
-                with metrics.waiting("prompts"):
-                    deliveries = await queue.pull(free, PULL_SECONDS)
-                for delivery in deliveries:
+                for delivery in await _pull_some(queue, free):
                     self._start(delivery, bench, watch)
 
     def _start(self, delivery: Delivery, bench: Bench, watch: Watch) -> None:
@@ -187,6 +185,14 @@ async def _watching(run: Run, sync: WeightSync, stop: asyncio.Event) -> AsyncIte
     for result in results:
         if isinstance(result, Exception):
             raise result
+
+
+async def _pull_some(queue: PromptQueue, most: int) -> list[Delivery]:
+    with metrics.waiting("prompts"):
+        try:
+            return await queue.pull(most, PULL_SECONDS)
+        except TimeoutError:  # the client's own, from between two requests: there was nothing
+            return []
 
 
 async def _first_version(run: Run, sync: WeightSync) -> None:

@@ -15,7 +15,7 @@ from services.rollout.run import Run
 from sluice.errors import TransientError, WaitTimeoutError, WeightError
 from sluice.transport.log import follow_stream
 from sluice.transport.queues import publish_event
-from sluice.types import PolicyVersion, Version
+from sluice.types import PolicyVersion, TrainerRecord, Version
 from sluice.weights.fetch import fetch_version
 from sluice.weights.publish import remove_old
 from sluice.wire import subjects
@@ -42,12 +42,19 @@ class WeightSync:
 
     async def follow(self) -> None:
         """Take note of each announced version, for ever."""
-        subject = subjects.trainer(self._run.id)
-        async for _, payload, _ in follow_stream(self._run.bus, subjects.TRAINER, subject):
-            record = decode_trainer(payload)
-            if isinstance(record, Version):
-                self._announced[record.version] = record
-                self._news.set()
+        subject, last = subjects.trainer(self._run.id), 0
+        while True:
+            try:
+                async for sequence, payload, _ in follow_stream(self._run.bus, subjects.TRAINER, subject, last + 1):
+                    self._note(decode_trainer(payload))
+                    last = sequence
+            except TimeoutError:  # the client's own, from between two requests: nothing is lost
+                continue
+
+    def _note(self, record: TrainerRecord) -> None:
+        if isinstance(record, Version):
+            self._announced[record.version] = record
+            self._news.set()
 
     async def run(self) -> None:
         """Bring the engine to the newest version, again and again.
