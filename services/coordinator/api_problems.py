@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from sluice.errors import ConfigError, TransientError, WaitTimeoutError
-from sluice.telemetry import get_logger
 from sluice.views import Problem
 
 PROBLEM_JSON = "application/problem+json"
@@ -131,9 +130,12 @@ async def _on_unavailable(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_validation(request: Request, error: Exception) -> JSONResponse:
-    """A wrong path, query or header value."""
+    """A wrong path, query, header or body value."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return _answer(request, ApiError(f"the body is not JSON: {reason}", field="body", limit="a JSON object"))
     field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
     return _answer(request, InvalidError(f"{field}: {first['msg']}", field=field, value=first.get("input")))
 
@@ -147,8 +149,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
-    """Our own fault: the log has the whole story, the caller one line."""
-    get_logger("coordinator").error("api_failed", path=request.url.path, exc_info=error)
+    """Our own fault: the server logs it with its traceback, the caller gets one line."""
     fault = ApiError(f"the coordinator failed on this request ({type(error).__name__}); its log says why")
     fault.status, fault.kind = 500, "internal"
     return _answer(request, fault)
