@@ -1,0 +1,69 @@
+"""Write what the documentation says about code from the code itself.
+
+python scripts/docs.py            write docs/configuration.md, docs/openapi.json and the tables of docs/operations.md
+python scripts/docs.py --check    change nothing; fail and name the files that differ
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from documentation.deployment import environment_table, metrics_tables
+from documentation.markdown import put_between_marks
+from documentation.run_file import configuration_page
+
+from services.coordinator.api import create_app
+
+ROOT = Path(__file__).resolve().parent.parent
+OPERATIONS = Path("docs/operations.md")
+
+
+def outputs(root: Path) -> dict[Path, str]:
+    """Every generated file and its text, by its path under `root`."""
+    text = (root / OPERATIONS).read_text(encoding="utf-8")
+    text = put_between_marks(text, "environment", environment_table())
+    text = put_between_marks(text, "metrics", metrics_tables())
+    return {
+        Path("docs/configuration.md"): configuration_page(),
+        Path("docs/openapi.json"): openapi_document(),
+        OPERATIONS: text,
+    }
+
+
+def drift(root: Path) -> dict[Path, str]:
+    """The generated files under `root` that are not what the code says, with the text that they should have."""
+    return {path: text for path, text in outputs(root).items() if _read(root / path) != text}
+
+
+def openapi_document() -> str:
+    # The document describes routes and models; whoever stands behind them is not asked.
+    app = create_app(typing.cast(Any, None))
+    return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def main(arguments: Sequence[str], root: Path = ROOT) -> int:
+    if list(arguments) not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    changed = drift(root)
+    if arguments and changed:
+        names = ", ".join(map(str, changed))
+        print(f"{names}: not what the code says; run `python scripts/docs.py` and commit the outcome", file=sys.stderr)
+        return 1
+    for path, text in changed.items():
+        (root / path).write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What `scripts/docs.py` writes, page by page."""

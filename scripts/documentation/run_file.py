@@ -1,0 +1,135 @@
+"""docs/configuration.md: the run file, field by field, from sluice/config.py."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from documentation.markdown import table
+from sluice.config import RunSpec
+
+SECTIONS = {
+    "model": "The checkpoint that the run starts from.",
+    "data": "Where prompts come from and in which order they are drawn.",
+    "rollout": "How responses are sampled.",
+    "filter": "Dynamic sampling: which groups train.",
+    "asynchrony": "How far generation may run ahead of training.",
+    "reward": "How responses are judged and shaped.",
+    "algorithm": "The loss.",
+    "optim": "AdamW.",
+    "trainer": "Steps, batches and how they are computed.",
+    "checkpoint": "What survives the death of the trainer.",
+    "weights": "How policy versions reach the engines.",
+    "deadlines": "Longest times before somebody is told.",
+}
+"""What each section of the run file is about."""
+
+RULES: tuple[tuple[str, dict[str, dict[str, Any]]], ...] = (
+    (
+        "`reward.overlong_buffer` is below `rollout.max_response_length`.",
+        {"reward": {"overlong_buffer": 8}},
+    ),
+    (
+        "`trainer.updates_per_step` divides `trainer.prompts_per_step`.",
+        {"trainer": {"updates_per_step": 3}},
+    ),
+    (
+        "`trainer.max_tokens_per_micro_batch` holds one row: `data.max_prompt_length` + `rollout.max_response_length`.",
+        {"trainer": {"max_tokens_per_micro_batch": 8}},
+    ),
+    (
+        '`filter.metric = "reward"` needs `filter.allow_shaped_metric = true`: the length punishment would let groups '
+        "through whose responses are all wrong.",
+        {"filter": {"metric": "reward"}},
+    ),
+    (
+        "`rollout.group_size = 1` needs `filter.enable = false`: the outcomes of a single rollout are always equal.",
+        {"rollout": {"group_size": 1}},
+    ),
+    (
+        '`filter.mode = "rounds"` needs `asynchrony.max_staleness = 0`.',
+        {"filter": {"mode": "rounds", "gen_batch_size": 4}, "asynchrony": {"max_staleness": 1}},
+    ),
+    (
+        '`filter.mode = "rounds"` needs `filter.gen_batch_size`.',
+        {"filter": {"mode": "rounds"}, "asynchrony": {"max_staleness": 0}},
+    ),
+)
+"""Rules between fields, each with fields that break it when they are put into a small valid run."""
+
+
+def configuration_page() -> str:
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Generated from sluice/config.py by `python scripts/docs.py`; edit the code, not this page. -->",
+        "",
+        "A run file says *what to learn*: one TOML, a table for each section below. Where things are (addresses, keys,",
+        "folders) comes from the environment instead: [operations.md](operations.md#environment).",
+        "",
+        "Unknown keys are refused. A field without a default is required. `sluice run RUN_FILE --dry-run` prints the",
+        "file with every default filled in and submits nothing; `--set section.field=value` changes one field.",
+        "",
+        "## The file itself",
+        "",
+        *_field_table((name, field) for name, field in RunSpec.model_fields.items() if name not in SECTIONS),
+    ]
+    for name, sentence in SECTIONS.items():
+        section = RunSpec.model_fields[name].annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel)
+        lines += ["", f"## `[{name}]`", "", sentence, "", *_field_table(section.model_fields.items())]
+    lines += ["", "## Rules between fields", ""]
+    lines += [f"- {sentence}" for sentence, _ in RULES]
+    return "\n".join(lines) + "\n"
+
+
+def _field_table(fields: Iterable[tuple[str, FieldInfo]]) -> list[str]:
+    rows = [
+        (f"`{name}`", type_text(field.annotation), _default_text(field), limits_text(field), field.description or "")
+        for name, field in fields
+    ]
+    return table(("field", "type", "default", "limits", "meaning"), rows)
+
+
+def type_text(annotation: Any) -> str:
+    """A type as people write its values in TOML."""
+    names: dict[Any, str] = {str: "text", int: "integer", float: "number", bool: "`true` or `false`", Path: "path"}
+    if annotation in names:
+        return names[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_text(argument) for argument in arguments if argument is not types.NoneType)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"list of {type_text(arguments[0])}s"
+    if origin is tuple:
+        return f"list of {len(arguments)} {type_text(arguments[0])}s"
+    raise TypeError(f"scripts/docs.py has no words for the type {annotation!r}")
+
+
+def limits_text(field: FieldInfo) -> str:
+    """The constraints of one field."""
+    words = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "at least {}", "pattern": "`{}`"}
+    found = [
+        text.format(getattr(constraint, name))
+        for constraint in field.metadata
+        for name, text in words.items()
+        if getattr(constraint, name, None) is not None
+    ]
+    return ", ".join(found)
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**required**"
+    if field.default is None:
+        return "unset"
+    return f"`{json.dumps(field.default)}`"
