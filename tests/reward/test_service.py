@@ -204,9 +204,7 @@ async def test_workers_die_with_a_killed_service_even_while_they_hang(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("SLUICE_REWARD_WORKERS", "0", "SLUICE_REWARD_WORKERS='0'"),
         ("SLUICE_REWARD_VERIFIERS", "mine=nowhere:f", "'mine=nowhere:f' cannot be imported"),
-        ("SLUICE_REWARD_ROUTES", "sums=adder", "'sums' leads to 'adder'"),
         ("SLUICE_REWARD_BIND", "192.0.2.1:1", "SLUICE_REWARD_BIND=192.0.2.1:1"),
     ],
 )
