@@ -47,6 +47,7 @@ class RunHistory:
         self.last_progress_at: datetime | None = None
         self.finished_at: datetime | None = None
         self.last_batch: Batch | None = None
+        self._last_batch_at: datetime | None = None
         self.since_batch: list[Issue | Drop] = []
         self.issues: list[Issue] = []
         self.batches: list[BatchView] = []
@@ -137,15 +138,19 @@ class RunHistory:
 
     def _fold_batch(self, batch: Batch, time: datetime) -> None:
         before = self.last_batch.tally if self.last_batch else Tally()
-        self.batches.append(_batch_view(batch, before, time, self.first_issue_at or time))
+        began = self.first_issue_at or time
+        since = self._last_batch_at or began
+        self.batches.append(_batch_view(batch, before, (time - began).total_seconds(), (time - since).total_seconds()))
+        self._last_batch_at = time
         self.trained_in |= dict.fromkeys((entry.n for entry in batch.groups), batch.k)
         self.dropped |= dict(batch.dropped)
         self.last_batch, self.since_batch = batch, []
         self.last_progress_at = time
 
 
-def _batch_view(batch: Batch, before: Tally, time: datetime, first_issue_at: datetime) -> BatchView:
-    s, elapsed = batch.sampled, (time - first_issue_at).total_seconds()
+def _batch_view(batch: Batch, before: Tally, elapsed: float, filled_in: float) -> BatchView:
+    """A batch as people see it: `elapsed` seconds after the first issued prompt, filled in `filled_in` seconds."""
+    s = batch.sampled
     staleness = Counter(
         batch.k - min((r.oldest_version.number for r in entry.rollouts), default=entry.version)
         for entry in batch.groups
@@ -164,4 +169,5 @@ def _batch_view(batch: Batch, before: Tally, time: datetime, first_issue_at: dat
         staleness={str(k): v for k, v in sorted(staleness.items())},
         version=batch.version,
         elapsed_seconds=elapsed,
+        tokens_per_second=s.tokens / filled_in if filled_in > 0 else None,
     )
