@@ -26,7 +26,10 @@ RunFile = Annotated[
 Name = Annotated[str, typer.Option("--name", help="Name of the stack: its folder is artifacts/NAME.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Rollout workers, each with an engine of its own.")]
 Ranks = Annotated[int, typer.Option("--trainer-ranks", min=1, help="Processes of the trainer.")]
-Rewards = Annotated[int, typer.Option("--reward-servers", min=1, help="Replicas of the reward service.")]
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one field of the run file; may be repeated."),
+]
 Port = Annotated[
     int | None, typer.Option("--api-port", min=1, max=65535, help="Port of the REST API; default: a free one.")
 ]
@@ -37,17 +40,16 @@ def up(
     name: Name = "local",
     workers: Workers = 1,
     trainer_ranks: Ranks = 1,
-    reward_servers: Rewards = 2,
     api_port: Port = None,
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nobody changes it
 ) -> None:
     """Start all services on this machine and keep them alive; Ctrl-C ends them. Runs go on at the next start."""
-    spec = resolve(file, [])
+    spec = resolve(file, overrides)
     options = stack_options(
         spec,
         ARTIFACTS / name,
         rollout_workers=workers,
         trainer_ranks=trainer_ranks,
-        reward_servers=reward_servers,
         ports={"api": api_port} if api_port else {},
     )
     wait_for(_serve(name, options, file))

@@ -1,0 +1,115 @@
+"""Submitting, listing, steering and watching runs from the command line, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from sluice.cli import main
+from sluice.types import RunState
+from tests.api.run_shelf import RunShelf, ThreadServer
+
+BATCH = {
+    "reward_mean": 0.625,
+    "keep_rate": 0.8,
+    "dropped": {"all_correct": 3, "all_wrong": 1},
+    "staleness": {"0": 4, "1": 12},
+    "response_length_mean": 3.25,
+    "tokens_per_second": 181.0,
+}
+TRAINING = {"version": "v1.1", "loss": 0.0123, "grad_norm": 1.5, "seconds": {"total": 4.2}}
+
+
+def submit(server: ThreadServer, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """The id of a run that was submitted and left alone."""
+    assert main(["run", "configs/tiny.toml", "--detach", "--at", server.url, *options]) == 0
+    run_id, _, state = capsys.readouterr().out.strip().partition(": ")
+    assert state == "queued"
+    return run_id
+
+
+def test_a_submitted_run_is_listed_and_steered(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
+    run_id = submit(server, capsys)
+    assert main(["runs", "--at", server.url]) == 0
+    assert run_id in capsys.readouterr().out
+    for command, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
+        assert main([command, run_id, "--at", server.url, "--reason", "lunch"]) == 0
+        assert capsys.readouterr().out == f"{run_id}: {state} (lunch)\n"
+
+
+def test_submitting_twice_with_one_key_gives_one_run(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {submit(server, capsys, "--idempotency-key", "once") for _ in range(2)}
+    assert len(runs) == 1
+
+
+def test_runs_can_be_read_by_programs(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
+    run_id = submit(server, capsys, "--set", "trainer.total_steps=7")
+    assert main(["runs", "--json", "--at", server.url]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (json.loads(line)["id"], json.loads(line)["total_steps"]) == (run_id, 7)
+
+
+def test_an_empty_list_says_what_to_do(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--at", server.url]) == 0
+    assert "sluice run RUN_FILE" in capsys.readouterr().out
+
+
+def watch_to_the_end(server: ThreadServer, run_id: str, end: RunState) -> int:
+    """Exit code of a `watch` during which the run makes one step and ends."""
+
+    def advance() -> None:
+        time.sleep(0.3)
+        server.shelf.change(run_id, state=RunState.RUNNING, reason="")
+        server.do(server.shelf.emit(run_id, "alarm", message="group 7 is in flight for 600 s"))
+        server.do(server.shelf.emit(run_id, "batch", step=0, **BATCH))
+        server.do(server.shelf.emit(run_id, "step", step=0, **TRAINING))
+        server.shelf.change(run_id, state=end, reason="the end")
+        server.do(server.shelf.emit(run_id, "state", state=str(end)))
+
+    thread = threading.Thread(target=advance)
+    thread.start()
+    try:
+        return main(["watch", "--at", server.url])
+    finally:
+        thread.join()
+
+
+def test_watching_prints_a_line_a_step_and_ends_with_the_run(
+    server: ThreadServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submit(server, capsys)
+    assert watch_to_the_end(server, run_id, RunState.SUCCEEDED) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (step,) = [line for line in lines if line.startswith("step ")]
+    for part in ("1/20", "v1.1", "reward 0.625", "kept 80%", "all_correct 3, all_wrong 1", "0:4 1:12", "181 tokens/s"):
+        assert part in step
+    assert "alarm group 7 is in flight for 600 s" in lines
+    assert lines[-1] == f"run {run_id} is succeeded: the end"
+
+
+def test_watching_a_run_that_fails_is_exit_code_1(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert watch_to_the_end(server, submit(server, capsys), RunState.FAILED) == 1
+
+
+def test_watching_a_run_that_has_ended_shows_its_steps_and_returns(
+    server: ThreadServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submit(server, capsys)
+    server.do(server.shelf.emit(run_id, "batch", step=0, **BATCH))
+    server.do(server.shelf.emit(run_id, "step", step=0, **TRAINING))
+    server.shelf.change(run_id, state=RunState.STOPPED, reason="lunch")
+    assert main(["watch", run_id, "--at", server.url]) == 0
+    assert "reward 0.625" in capsys.readouterr().out
+
+
+def test_the_token_of_the_environment_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ThreadServer(RunShelf(), token="secret") as server:
+        assert main(["runs", "--at", server.url]) == 2
+        assert "bearer token" in capsys.readouterr().err
+        monkeypatch.setenv("SLUICE_API_TOKEN", "secret")
+        assert main(["runs", "--at", server.url]) == 0
