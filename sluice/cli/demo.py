@@ -104,7 +104,7 @@ async def _audit(run_id: str, nats_url: str) -> Audit:
     output, _ = await process.communicate()
     try:
         found = json.loads(output)
-        return Audit(found["lost"], found["trained_twice"], found["staleness_violations"])
+        return Audit(found["lost"], found["trained_twice"], found["staleness_violations"], found["clean"])
     except (ValueError, KeyError, TypeError):
         raise SluiceError(f"the audit of {run_id} ended with code {process.returncode} and no result") from None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from sluice.views import BatchView, EventView, RunView, TrainingView
+from sluice.views import BatchView, EventView, RunView, StepView, TrainingView
 
 MOST_NOTES = 5
 COLUMNS = (
@@ -66,6 +67,14 @@ class Progress:
                 return [note]
             case _:
                 return []
+
+    def see_steps(self, steps: Iterable[StepView]) -> list[str]:
+        """Take finished training steps whose events did not come; returns what a person should be told of them."""
+        missed = [step for step in steps if step.training is not None and step.step not in self.trainings]
+        for step in missed:
+            assert step.training is not None
+            self.batches[step.step], self.trainings[step.step] = step.batch, step.training
+        return [self.line(step.step) for step in missed]
 
     def line(self, step: int) -> str:
         """Training step `step` in one line."""

@@ -16,15 +16,12 @@ MANY_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The three counts that must be 0."""
+    """What `sluice audit` found: three counts that must be 0, and whether every invariant holds."""
 
     lost: int
     trained_twice: int
     staleness_violations: int
-
-    @property
-    def clean(self) -> bool:
-        return self.lost == self.trained_twice == self.staleness_violations == 0
+    clean: bool
 
 
 @dataclass(frozen=True, slots=True)

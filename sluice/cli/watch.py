@@ -23,6 +23,8 @@ from sluice.views import EventView, RunView
 STATUS_SECONDS = 1.0
 QUIET_SECONDS = 30.0
 """Without news for this long, a line says who waits for whom."""
+LAST_STEP_SECONDS = 3.0
+"""Longest wait for the event of the last training step, once the run has ended."""
 SHOWN_STEPS = 12
 
 WatchedRun = Annotated[
@@ -92,10 +94,22 @@ async def follow(client: RunsClient, run_id: str, screen: Screen) -> RunView:
                 reader.result()
             run = screen.progress.run
             if run and run.state.terminal and events.empty():
+                await _show_last_steps(client, run, screen)
                 return run
     finally:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _show_last_steps(client: RunsClient, run: RunView, screen: Screen) -> None:
+    """A run ends with its last checkpoint, and the stream of events with it; the last step's event may come after."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_STEP_SECONDS):
+            while True:
+                screen.show(screen.progress.see_steps(await client.steps(run.id)))
+                if len(screen.progress.trainings) >= run.training_steps:
+                    return
+                await asyncio.sleep(0.2)
 
 
 async def _read_events(client: RunsClient, run_id: str, events: asyncio.Queue[EventView]) -> None:

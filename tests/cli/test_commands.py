@@ -105,6 +105,24 @@ def test_watching_a_run_that_has_ended_shows_its_steps_and_returns(
     assert "reward 0.625" in capsys.readouterr().out
 
 
+def test_a_last_step_whose_event_came_after_the_end_is_shown_too(
+    server: ThreadServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submit(server, capsys)
+    server.shelf.change(run_id, state=RunState.SUCCEEDED, training_steps=1)
+
+    def finish() -> None:
+        time.sleep(1.0)
+        server.do(server.shelf.emit(run_id, "batch", step=0, **BATCH))
+        server.do(server.shelf.emit(run_id, "step", step=0, **TRAINING))
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    assert main(["watch", run_id, "--at", server.url]) == 0
+    thread.join()
+    assert "step 1/20" in capsys.readouterr().out
+
+
 def test_the_token_of_the_environment_is_sent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
