@@ -1,0 +1,131 @@
+"""Checkpoints on disk: complete, durable and verifiable, or not there.
+
+`<data>/checkpoints/<run>/<k>.<lineage>/` holds what DeepSpeed wrote, `ledger.bin` with the LEDGER records since the
+previous checkpoint, and `manifest.json` that names every file with its size and checksum. The checksum of the manifest
+is in the CHECKPOINT record, so the record vouches for all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sluice.errors import PermanentError
+from sluice.types import Checkpoint
+
+FORMAT = 1
+MANIFEST_FILE = "manifest.json"
+LEDGER_FILE = "ledger.bin"
+RECORD_HEADER = struct.Struct(">QI")
+"""Before each record in LEDGER_FILE: its stream sequence and its length in bytes."""
+READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointManifest:
+    """Batches below `k` are in these weights, and nothing else is."""
+
+    run_id: str
+    k: int
+    lineage: int
+    chain: str
+    """Hex of h(k)."""
+    ledger_sequence: int
+    """The last LEDGER record that has been acted on."""
+    config_hash: str
+    optimizer_updates: int
+    world_size: int
+    """DeepSpeed's shards can only be read by as many ranks as wrote them."""
+    format: int = FORMAT
+    files: dict[str, dict[str, Any]] | None = None
+    """Relative path → `bytes` and `blake2b` (hex, 256 bits); filled in when it is written."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run. Only rank 0 uses it; all ranks write into the folder that `begin` names."""
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        self._root = root / run_id
+
+    def begin(self, k: int, lineage: int) -> Path:
+        """An empty folder with a temporary name; leftovers of dead writers go."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        for leftover in self._root.glob(".*"):
+            shutil.rmtree(leftover)
+        folder = self._root / f".{k}.{lineage}"
+        folder.mkdir()
+        return folder
+
+    def commit(self, folder: Path, manifest: CheckpointManifest, records: Sequence[tuple[int, bytes]]) -> Checkpoint:
+        """Add ledger copy and manifest, make everything durable, and rename. Returns the record to be stored."""
+        (folder / LEDGER_FILE).write_bytes(
+            b"".join(RECORD_HEADER.pack(sequence, len(payload)) + payload for sequence, payload in records)
+        )
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = {str(path.relative_to(folder)): _facts(path) for path in paths}
+        text = json.dumps(asdict(replace(manifest, files=files)), indent=1, sort_keys=True).encode()
+        (folder / MANIFEST_FILE).write_bytes(text)
+        for path in (*paths, folder / MANIFEST_FILE, *(p for p in folder.rglob("*") if p.is_dir()), folder):
+            _sync(path)
+        final = self._root / f"{manifest.k}.{manifest.lineage}"
+        folder.rename(final)
+        _sync(self._root)
+        return Checkpoint(manifest.k, manifest.lineage, str(final), _checksum(text), manifest.chain)
+
+    def prune(self, records: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
+        """Remove all but the newest `keep` of these checkpoints (oldest first), and return what is left."""
+        for record in records[:-keep]:
+            shutil.rmtree(record.path, ignore_errors=True)
+        return list(records[-keep:])
+
+
+def verify(record: Checkpoint) -> CheckpointManifest:
+    """Read a checkpoint in full and compare it with its record.
+
+    Raises:
+        PermanentError: something is missing, changed, or of a newer format; the text names it.
+    """
+    folder = Path(record.path)
+    try:
+        text = (folder / MANIFEST_FILE).read_bytes()
+        if _checksum(text) != record.checksum:
+            raise PermanentError(f"checkpoint {folder}: {MANIFEST_FILE} is not the one that was recorded")
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise PermanentError(f"checkpoint {folder} has format {fields['format']}; this program reads {FORMAT}")
+        manifest = CheckpointManifest(**fields)
+        for name, facts in (manifest.files or {}).items():
+            if _facts(folder / name) != facts:
+                raise PermanentError(f"checkpoint {folder}: file {name} is not the one that was written")
+    except OSError as error:
+        raise PermanentError(f"checkpoint {folder} cannot be read: {error}") from None
+    if (manifest.k, manifest.lineage, manifest.chain) != (record.k, record.lineage, record.chain):
+        raise PermanentError(f"checkpoint {folder} is {manifest.k}.{manifest.lineage}, not what its record says")
+    return manifest
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    digest = hashlib.blake2b(digest_size=32)
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+        return {"bytes": file.tell(), "blake2b": digest.hexdigest()}
+
+
+def _checksum(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=32).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

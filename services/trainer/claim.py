@@ -1,0 +1,132 @@
+"""How a trainer takes a run: which one, from which checkpoint, and the record that fences other trainers off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nats.js.errors import KeyNotFoundError, NoKeysError
+
+from services.trainer.checkpoint import CheckpointManifest, verify
+from sluice.config import RunSpec, parse_run_spec
+from sluice.errors import ConfigError, PermanentError
+from sluice.telemetry import Logger
+from sluice.transport.lease import Lease
+from sluice.transport.log import FencedLog, last_sequence, read_stream, trainer_log
+from sluice.transport.nats import Bus
+from sluice.types import Checkpoint, Lineage, RunCreated, RunState, TrainerRecord
+from sluice.wire import subjects
+from sluice.wire.records import decode_ledger
+
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A checkpoint that was read and found whole."""
+
+    record: Checkpoint
+    manifest: CheckpointManifest
+    older: tuple[Checkpoint, ...]
+    """Recorded before it, oldest first; not verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run in this trainer's hands: what every rank must know to begin."""
+
+    run_id: str
+    spec: RunSpec
+    config_hash: str
+    lineage: int
+    restored: Restored | None
+
+    @property
+    def k(self) -> int:
+        """Batches that are in the weights at the start."""
+        return self.restored.record.k if self.restored else 0
+
+
+async def wait_for_run(bus: Bus, holder: str, lease_seconds: float) -> tuple[str, Lease]:
+    """The oldest run that is not over and whose lease is free, with that lease; looks once a second."""
+    while True:
+        for run_id in await _live_runs(bus):
+            lease = await Lease.acquire(bus, f"trainer.{run_id}", holder, lease_seconds)
+            if lease is not None:
+                return run_id, lease
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def claim_run(bus: Bus, run_id: str, holder: str, log: Logger) -> tuple[Claim, FencedLog[TrainerRecord]]:
+    """Read the run, choose the newest whole checkpoint, and append LINEAGE before anything is loaded.
+
+    Raises:
+        FencedError: another trainer claimed the run at the same time.
+        ConfigError: the run's spec cannot be read by this release.
+        PermanentError: NATS has lost ledger records that the checkpoint covers.
+    """
+    created = await _first_record(bus, run_id)
+    spec = parse_run_spec(json.loads(created.spec_json))
+    records = trainer_log(bus, run_id)
+    entries = await records.read()
+    restored = await asyncio.to_thread(_newest_whole, [e.record for e in entries], log)
+    if restored is not None:
+        end = await last_sequence(bus, subjects.LEDGER, subjects.ledger(run_id))
+        if end < restored.manifest.ledger_sequence:
+            raise PermanentError(
+                f"LEDGER of run {run_id} ends at sequence {end}, checkpoint {restored.record.path} covers "
+                f"{restored.manifest.ledger_sequence}: NATS lost records; its ledger.bin holds a copy"
+            )
+    lineage = 1 + max((e.record.lineage for e in entries if isinstance(e.record, Lineage)), default=0)
+    await records.append(Lineage(lineage, holder, restored.record.k if restored else 0))
+    return Claim(run_id, spec, created.config_hash, lineage, restored), records
+
+
+def check_claim(claim: Claim, world_size: int, allow_remote_code: bool) -> None:
+    """What this deployment must agree to before it loads anything.
+
+    Raises:
+        ConfigError: another number of ranks than the checkpoint has shards, or code of the model that is not allowed.
+    """
+    if claim.restored is not None and claim.restored.manifest.world_size != world_size:
+        raise ConfigError(
+            f"checkpoint {claim.restored.record.path} was written by {claim.restored.manifest.world_size} ranks and "
+            f"can only be read by as many; WORLD_SIZE={world_size}"
+        )
+    if claim.spec.model.trust_remote_code and not allow_remote_code:
+        raise ConfigError("model.trust_remote_code = true needs SLUICE_ALLOW_REMOTE_CODE=1 in the deployment")
+
+
+async def _live_runs(bus: Bus) -> list[str]:
+    bucket = await bus.bucket(subjects.RUNS_BUCKET)
+    found = []
+    try:
+        for run_id in await bucket.keys():
+            entry = json.loads((await bucket.get(run_id)).value or b"{}")
+            if not RunState(entry["state"]).terminal:
+                found.append((entry["created_at"], run_id))
+    except (NoKeysError, KeyNotFoundError):
+        return []
+    return [run_id for _, run_id in sorted(found)]
+
+
+async def _first_record(bus: Bus, run_id: str) -> RunCreated:
+    async for _, payload, _ in read_stream(bus, subjects.LEDGER, subjects.ledger(run_id)):
+        record = decode_ledger(payload)
+        if isinstance(record, RunCreated):
+            return record
+        break
+    raise ConfigError(f"LEDGER of run {run_id} does not begin with its spec")
+
+
+def _newest_whole(records: Sequence[TrainerRecord], log: Logger) -> Restored | None:
+    checkpoints = [r for r in records if isinstance(r, Checkpoint)]
+    while checkpoints:
+        record = checkpoints.pop()
+        try:
+            return Restored(record, verify(record), tuple(checkpoints))
+        except PermanentError as error:
+            log.warning("checkpoint_unusable", path=record.path, error=str(error))
+    return None

@@ -1,0 +1,67 @@
+"""A rank's share of a batch: fetched by sequence, verified, and packed for each optimizer update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.trainer.assignment import MiniBatch, make_responses, share_out, split_mini_batches
+from services.trainer.bus import NatsThread
+from services.trainer.packing import MicroBatch, PackingLimits, pack
+from services.trainer.ranks import Ranks
+from sluice.config import RunSpec
+from sluice.errors import SluiceError
+from sluice.transport.nats import Bus
+from sluice.transport.queues import fetch_rollouts
+from sluice.types import Batch, BatchGroup, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank trains: its micro-batches of each update, and the prompt tokens of its rollouts as sampled."""
+
+    mini_batches: tuple[tuple[MicroBatch, ...], ...]
+    prompt_tokens: int
+
+    @property
+    def computed_tokens(self) -> int:
+        return sum(m.size for micro_batches in self.mini_batches for m in micro_batches)
+
+
+class Fetcher:
+    """Fetches this rank's share of each batch, and agrees with the other ranks that all have theirs."""
+
+    def __init__(self, nats: NatsThread, bus: Bus, ranks: Ranks, spec: RunSpec, limits: PackingLimits) -> None:
+        self._nats, self._bus, self._ranks, self._spec, self._limits = nats, bus, ranks, spec, limits
+
+    def fetch(self, batch: Batch) -> Share:
+        """This rank's share, once every rank has fetched and verified its own.
+
+        Raises:
+            WireError: a rollout is gone, or is not the one that its group was scored on.
+            TransientError: another rank failed.
+        """
+        failure: SluiceError | None = None
+        share = Share((), 0)
+        try:
+            share = self._fetch(split_mini_batches(batch, self._spec.trainer.updates_per_step))
+        except SluiceError as error:
+            failure = error
+        self._ranks.agree(failure)
+        return share
+
+    def _fetch(self, mini_batches: Sequence[MiniBatch]) -> Share:
+        mine = [share_out(m.groups, self._ranks.world_size)[self._ranks.rank] for m in mini_batches]
+        rollouts = self._rollouts([group for groups in mine for group in groups])
+        updates = []
+        for mini_batch, groups in zip(mini_batches, mine, strict=True):
+            responses = [
+                make_responses(g, rollouts[g.n], mini_batch.totals, self._spec, self._ranks.world_size) for g in groups
+            ]
+            updates.append(tuple(pack(responses, self._limits)))
+        return Share(tuple(updates), sum(len(r.prompt_token_ids) for found in rollouts.values() for r in found))
+
+    def _rollouts(self, groups: Sequence[BatchGroup]) -> dict[int, list[Rollout]]:
+        wanted = [(r.sequences, r.content_hash) for g in groups for r in g.rollouts]
+        found = iter(self._nats.call(fetch_rollouts(self._bus, wanted), wait="rollouts"))
+        return {g.n: [next(found) for _ in g.rollouts] for g in groups}

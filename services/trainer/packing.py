@@ -1,0 +1,167 @@
+"""Micro-batches: rows of equal length under a token budget, and what the loss needs to know about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.trainer.forest import Response, grow_forest
+
+Group = Sequence[Response]
+"""Responses to one prompt; where beginnings are shared they are packed into the same row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackingLimits:
+    """`budget`: tokens of a micro-batch, padding included. `share`: compute common beginnings once.
+
+    `attention_unit`: row length at which attention costs as much as the rest of the model (6 · hidden size).
+    `single_row`: the attention kernel knows no masks, only row borders.
+    """
+
+    budget: int
+    share: bool
+    attention_unit: int
+    single_row: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """R rows of L tokens with m predicting nodes and n trained tokens.
+
+    input_ids, position_ids: [R, L]; visible: [R, L, L] bool, or None with `single_row`.
+    nodes: [m] flat indices into R·L whose logits are needed. slots: [n] index into `nodes` of each trained token,
+    ascending; targets: [n] the tokens themselves; behaviour, advantages, weights: [n] float32.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    visible: Tensor | None
+    nodes: Tensor
+    slots: Tensor
+    targets: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    weights: Tensor
+    masked: bool = False
+    """Only there so that this rank makes the same collective calls as the others: nothing of it counts."""
+
+    @property
+    def size(self) -> int:
+        """Computed tokens, padding included."""
+        return self.input_ids.numel()
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same micro-batch on a device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in values.items()}
+        return MicroBatch(**moved)
+
+
+def pack(groups: Sequence[Group], limits: PackingLimits) -> list[MicroBatch]:
+    """Micro-batches that hold every response once. Which ones go together changes the speed and nothing else."""
+    trees = [part for group in groups for part in _fitting(group, limits)]
+    sizes = [len(grow_forest(tree, limits.share)) for tree in trees]
+    left = sorted(range(len(trees)), key=lambda i: -sizes[i])
+    batches = []
+    while left:
+        chosen = min(
+            (_fill(left, sizes, capacity, limits) for capacity in _capacities(sizes[left[0]], limits)),
+            key=lambda rows: _cost_per_token(rows, trees, sizes, limits),
+        )
+        batches.append(_micro_batch([[r for i in row for r in trees[i]] for row in chosen], limits))
+        taken = {i for row in chosen for i in row}
+        left = [i for i in left if i not in taken]
+    return batches
+
+
+def masked_micro_batch() -> MicroBatch:
+    """The smallest pass through the model; its loss is 0 and its gradient is 0."""
+    nothing = Response(prompt=(0,), tokens=(0,), behaviour=(0.0,), advantage=0.0, weight=0.0)
+    return replace(_micro_batch([[nothing]], PackingLimits(budget=1, share=False, attention_unit=1)), masked=True)
+
+
+def _fitting(group: Group, limits: PackingLimits) -> list[list[Response]]:
+    """The group whole, or in parts that each fit the budget; a single response always fits by the run's validation."""
+    if not limits.share:
+        return [[r] for r in group]
+    parts: list[list[Response]] = []
+    room = 0
+    for response in group:
+        if len(response.tokens) > room:
+            parts.append([])
+            room = limits.budget - len(response.prompt)
+        parts[-1].append(response)
+        room -= len(response.tokens)
+    return parts
+
+
+def _capacities(largest: int, limits: PackingLimits) -> list[int]:
+    """Row lengths worth trying: the largest tree, doubled up to the budget."""
+    if limits.single_row:
+        return [limits.budget]
+    found = [largest]
+    while found[-1] < limits.budget:
+        found.append(min(2 * found[-1], limits.budget))
+    return found
+
+
+def _fill(left: Sequence[int], sizes: Sequence[int], capacity: int, limits: PackingLimits) -> list[list[int]]:
+    """First fit, largest first, into as many rows of `capacity` as the budget allows."""
+    most = max(limits.budget // capacity, 1)
+    rows: list[list[int]] = []
+    used: list[int] = []
+    for i in left:
+        at = next((r for r, u in enumerate(used) if u + sizes[i] <= capacity), None)
+        if at is not None:
+            rows[at].append(i)
+            used[at] += sizes[i]
+        elif len(rows) < most:
+            rows.append([i])
+            used.append(sizes[i])
+    return rows
+
+
+def _cost_per_token(
+    rows: list[list[int]], trees: Sequence[Group], sizes: Sequence[int], limits: PackingLimits
+) -> float:
+    longest = max(len(grow_forest([r for i in row for r in trees[i]], limits.share)) for row in rows)
+    cost = len(rows) * longest * (1.0 + longest / limits.attention_unit)
+    return cost / sum(sizes[i] for row in rows for i in row)
+
+
+def _micro_batch(rows: Sequence[Sequence[Response]], limits: PackingLimits) -> MicroBatch:
+    forests = [grow_forest(row, limits.share) for row in rows]
+    length = max(len(f) for f in forests)
+    responses = [r for row in rows for r in row]
+    predictors = [path + at * length for at, f in enumerate(forests) for path in f.predictors]
+    nodes, slots = np.unique(np.concatenate(predictors), return_inverse=True)
+    order = np.argsort(slots, kind="stable")
+    lengths = [len(r.tokens) for r in responses]
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.asarray(values, np.float32), lengths)[order])
+
+    return MicroBatch(
+        input_ids=_padded([f.token_ids for f in forests], length),
+        position_ids=_padded([f.positions for f in forests], length),
+        visible=None if limits.single_row else torch.from_numpy(np.stack([f.visible(length) for f in forests])),
+        nodes=torch.from_numpy(nodes),
+        slots=torch.from_numpy(slots[order]),
+        targets=torch.from_numpy(np.concatenate([np.asarray(r.tokens, np.int64) for r in responses])[order]),
+        behaviour=torch.from_numpy(np.concatenate([np.asarray(r.behaviour, np.float32) for r in responses])[order]),
+        advantages=column([r.advantage for r in responses]),
+        weights=column([r.weight for r in responses]),
+    )
+
+
+def _padded(rows: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]], length: int) -> Tensor:
+    table = np.zeros((len(rows), length), np.int64)
+    for at, row in enumerate(rows):
+        table[at, : len(row)] = row
+    return torch.from_numpy(table)

@@ -1,0 +1,119 @@
+"""The policy being trained: a Hugging Face causal model that answers with log-probs instead of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from services.trainer.head import LogProbHead
+from services.trainer.packing import MicroBatch, PackingLimits
+from sluice.config import RunSpec
+from sluice.errors import ConfigError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of families that change logits after the head, which the chunked head does not do."""
+ATTENTION_UNIT_WIDTHS = 6
+"""Row length, in hidden widths, at which attention costs as much as the matrix products of a layer."""
+
+
+class Policy(nn.Module):
+    """Body and head of a causal model. Parameters keep the names that its checkpoint has (`names`)."""
+
+    def __init__(self, causal: Any, temperature: float) -> None:
+        super().__init__()
+        self.names: Mapping[nn.Parameter, str] = {parameter: name for name, parameter in causal.named_parameters()}
+        """Checkpoint name of each parameter; a tied head has that of the embedding."""
+        self.body: Any = causal.base_model
+        self.head = LogProbHead(causal.get_output_embeddings().weight, temperature)
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs (with gradient) and entropies (without) of the trained tokens: [n] float32, nats."""
+        states = self.body(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=self._attention_mask(batch),
+            use_cache=False,
+        ).last_hidden_state
+        hidden = states.flatten(0, 1)[batch.nodes]
+        logp, entropy = self.head(hidden, batch.slots, batch.targets)
+        return logp, entropy
+
+    def _attention_mask(self, batch: MicroBatch) -> Tensor | None:
+        """[R, 1, L, L] to be added to the attention scores; one tensor for all layers."""
+        if batch.visible is None:
+            return None
+        dtype: torch.dtype = self.body.dtype
+        hidden = torch.zeros(batch.visible.shape, dtype=dtype, device=batch.visible.device)
+        return hidden.masked_fill_(~batch.visible, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def load_policy(spec: RunSpec) -> Policy:
+    """The initial model (v0) in the trainer's dtype, without dropout, with the run's attention.
+
+    Raises:
+        ConfigError: the folder holds no such model, or one that this trainer would train wrongly.
+    """
+    path, dtype = spec.model.path, DTYPES[spec.model.trainer_dtype]
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path = {path!r} holds no config.json; give the folder of a Hugging Face checkpoint")
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # not annotated there
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=spec.model.trust_remote_code)
+        _check_architecture(config, spec)
+        without_dropout(config)
+        causal: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=spec.model.attention,
+            trust_remote_code=spec.model.trust_remote_code,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from None
+    if spec.trainer.activation_checkpointing:
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if getattr(causal.get_output_embeddings(), "bias", None) is not None:
+        raise ConfigError(f"model.path = {path!r} has a language-model head with a bias, which is not supported")
+    causal.train()  # activation checkpointing is off in eval mode
+    return Policy(causal, spec.rollout.temperature)
+
+
+def packing_limits(policy: Policy, spec: RunSpec) -> PackingLimits:
+    """How micro-batches of this model are packed."""
+    return PackingLimits(
+        budget=spec.trainer.max_tokens_per_micro_batch,
+        share=spec.trainer.prefix_sharing,
+        attention_unit=ATTENTION_UNIT_WIDTHS * int(policy.body.config.hidden_size),
+        single_row=spec.model.attention == "flash_attention_2",
+    )
+
+
+def without_dropout(config: Any) -> None:
+    """Set every dropout probability to 0: log-probs must be those of the policy, and a replay must repeat them."""
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or "pdrop" in name) and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _check_architecture(config: Any, spec: RunSpec) -> None:
+    changed = [name for name in LOGIT_CHANGES if getattr(config, name, None) not in (None, 1.0)]
+    if changed:
+        raise ConfigError(f"model.path = {spec.model.path!r} sets {changed[0]}, which changes logits: not supported")
+    longest = spec.data.max_prompt_length + spec.rollout.max_response_length
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is not None and window < longest:
+        raise ConfigError(
+            f"model.path = {spec.model.path!r} attends to a window of {window} tokens, less than "
+            f"data.max_prompt_length + rollout.max_response_length = {longest}: not supported"
+        )
+    if spec.model.attention == "flash_attention_2" and spec.trainer.prefix_sharing:
+        raise ConfigError(
+            "model.attention = 'flash_attention_2' knows no masks; set trainer.prefix_sharing = false, or use 'sdpa'"
+        )

@@ -1,0 +1,32 @@
+"""What GROUPS and ROLLOUTS no longer need to hold once a checkpoint is stored, and how full ROLLOUTS is."""
+
+from __future__ import annotations
+
+from sluice.transport.nats import Bus
+from sluice.types import Floors
+from sluice.wire import subjects
+
+NEARLY_FULL = 0.75
+
+
+async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
+    """Remove this run's messages up to the floors, which nothing that may still be replayed lies below."""
+    for stream, subject, floor in (
+        (subjects.GROUPS, subjects.groups(run_id), floors.groups),
+        (subjects.ROLLOUTS, subjects.rollouts(run_id), floors.rollouts),
+    ):
+        if floor:
+            async for attempt in bus.retrying():
+                with attempt:
+                    # The server keeps the sequence that it is given and what comes after.
+                    await bus.js.purge_stream(stream, seq=floor + 1, subject=subject)
+
+
+async def rollouts_nearly_full(bus: Bus) -> bool:
+    """Whether ROLLOUTS is three quarters full, so that a checkpoint is due early to make room."""
+    info = None
+    async for attempt in bus.retrying():
+        with attempt:
+            info = await bus.js.stream_info(subjects.ROLLOUTS)
+    limit = (info.config.max_bytes or 0) if info else 0
+    return limit > 0 and info is not None and info.state.bytes >= NEARLY_FULL * limit

@@ -1,0 +1,91 @@
+"""What rank 0 writes down: TRAINER records, checkpoints, purges, and the step event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.trainer import metrics
+from services.trainer.agenda import Agenda
+from services.trainer.bus import NatsThread
+from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
+from services.trainer.claim import Claim
+from services.trainer.purge import purge
+from services.trainer.report import StepReport
+from sluice.telemetry import Logger
+from sluice.transport.log import FencedLog
+from sluice.transport.nats import Bus
+from sluice.transport.queues import publish_event
+from sluice.types import Checkpoint, PolicyVersion, TrainerRecord, Version
+
+
+class Recorder:
+    """Rank 0's hand on the run. A refused append is a FencedError and ends the process."""
+
+    def __init__(  # noqa: PLR0913 (rank 0 is where everything meets; all by keyword)
+        self,
+        *,
+        nats: NatsThread,
+        bus: Bus,
+        claim: Claim,
+        log: Logger,
+        records: FencedLog[TrainerRecord],
+        agenda: Agenda,
+        store: CheckpointStore,
+        world_size: int,
+        weights_address: str | None,
+    ) -> None:
+        self._nats, self._bus, self._claim, self._log = nats, bus, claim, log
+        self._records, self._agenda, self._store = records, agenda, store
+        self._verified: Checkpoint | None = claim.restored.record if claim.restored else None
+        self._kept = [*claim.restored.older, claim.restored.record] if claim.restored else []
+        self._world_size, self._address = world_size, weights_address
+
+    def announce(self, version: PolicyVersion, path: Path, manifest_hash: str, chain: str) -> None:
+        """Store the VERSION record: from here on workers use these weights."""
+        uri = f"grpc://{self._address}" if self._address else path.as_uri()
+        self._append(Version(version, uri, manifest_hash, chain))
+        metrics.VERSION.set(version.number)
+        self._log.info("version_published", version=str(version), uri=uri)
+
+    def begin_checkpoint(self, version: PolicyVersion) -> Path:
+        """The folder that all ranks write into."""
+        return self._store.begin(version.number, version.lineage)
+
+    def commit_checkpoint(self, folder: Path, version: PolicyVersion, chain: str, updates: int) -> None:
+        """Seal the folder, store the CHECKPOINT record, then purge up to what the checkpoint before it needs."""
+        manifest = CheckpointManifest(
+            run_id=self._claim.run_id,
+            k=version.number,
+            lineage=version.lineage,
+            chain=chain,
+            ledger_sequence=self._agenda.covered,
+            config_hash=self._claim.config_hash,
+            optimizer_updates=updates,
+            world_size=self._world_size,
+        )
+        record = self._store.commit(folder, manifest, self._agenda.records)
+        self._append(record)
+        self._agenda.saved()
+        self._purge()
+        self._verified = record
+        self._kept.append(record)
+        self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint.keep)
+        metrics.CHECKPOINT.set(record.k)
+        self._log.info("checkpoint_stored", k=record.k, path=record.path)
+
+    def report(self, report: StepReport) -> None:
+        """Tell people about a finished training step."""
+        metrics.observe(report)
+        fields = report.fields()
+        self._nats.call(publish_event(self._bus, self._claim.run_id, "step", fields), wait="step event")
+        shown = ("step", "version", "loss", "grad_norm", "reward_mean_kept", "entropy", "staleness_max", "seconds")
+        self._log.info("step", **{name: fields[name] for name in shown})
+
+    def _append(self, record: TrainerRecord) -> None:
+        self._nats.call(self._records.append(record), wait="trainer record")
+
+    def _purge(self) -> None:
+        """With p the newest verified checkpoint before the one just written: up to the floors in BATCH p − 1."""
+        floors = self._agenda.floors.get(self._verified.k - 1) if self._verified else None
+        if floors is not None:
+            self._nats.call(purge(self._bus, self._claim.run_id, floors), wait="purge")

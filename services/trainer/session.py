@@ -1,0 +1,162 @@
+"""One rank's life with one run, wired: claimed, loaded, followed to its end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from services.trainer import metrics
+from services.trainer.agenda import BEAT_SECONDS, Agenda
+from services.trainer.bus import NatsThread
+from services.trainer.checkpoint import CheckpointStore
+from services.trainer.claim import Claim, check_claim, claim_run, wait_for_run
+from services.trainer.config import TrainerSettings
+from services.trainer.fetching import Fetcher
+from services.trainer.ledger import LedgerFeed
+from services.trainer.loop import follow
+from services.trainer.policy import load_policy, packing_limits
+from services.trainer.publish import Publisher
+from services.trainer.purge import rollouts_nearly_full
+from services.trainer.ranks import Ranks
+from services.trainer.records import Recorder
+from services.trainer.trainer import Trainer
+from services.trainer.zero import ZeroEngine
+from sluice.errors import DivergedError, SluiceError
+from sluice.telemetry import Logger, instance_name
+from sluice.transport.lease import Lease
+from sluice.transport.log import FencedLog
+from sluice.transport.nats import Bus
+from sluice.transport.queues import publish_event
+from sluice.types import TrainerRecord
+from sluice.weights.server import WeightServer
+
+T = TypeVar("T")
+CLAIM_SECONDS = 3600.0
+"""A checkpoint is read in full before its run is claimed, and may be large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a rank has before it has a run."""
+
+    settings: TrainerSettings
+    nats: NatsThread
+    bus: Bus
+    ranks: Ranks
+    device: torch.device
+    log: Logger
+
+    def run(self) -> None:
+        """Wait for a run, train it to its end, and give its lease back.
+
+        Raises:
+            SluiceError: what ended it early; the caller turns it into an exit code.
+        """
+        run_id, lease = self._wait_for_run()
+        try:
+            self._serve(run_id)
+        finally:
+            if lease is not None:
+                self.nats.call(lease.release(), "lease")
+
+    def _wait_for_run(self) -> tuple[str, Lease | None]:
+        """Rank 0 looks for one; the others hear from it every few seconds that there is none yet."""
+        search: concurrent.futures.Future[tuple[str, Lease]] | None = None
+        if self.ranks.first:
+            holder, ttl = instance_name("trainer"), self.settings.lease_seconds
+            search = self.nats.start(wait_for_run(self.bus, holder, ttl))
+        with metrics.waiting("run"):
+            while True:
+                found = _result(search) if search else None
+                if run_id := self.ranks.share(found[0] if found else ""):
+                    return run_id, found[1] if found else None
+
+    def _serve(self, run_id: str) -> None:
+        try:
+            claim, records = self._claim(run_id)
+            self.log.info("run_claimed", run=run_id, lineage=claim.lineage, k=claim.k)
+            self._train(claim, records)
+        except SluiceError as error:
+            if self.ranks.first:
+                kind = "diverged" if isinstance(error, DivergedError) else "trainer_failed"
+                fields = {"alarm": kind, "error": str(error)}
+                self.nats.call(publish_event(self.bus, run_id, "alarm", fields), "alarm")
+            raise
+
+    def _claim(self, run_id: str) -> tuple[Claim, FencedLog[TrainerRecord] | None]:
+        """Rank 0 claims; every rank checks that it can serve what was claimed."""
+        claim: Claim | None = None
+        records: FencedLog[TrainerRecord] | None = None
+        failure: SluiceError | None = None
+        if self.ranks.first:
+            try:
+                claimed = claim_run(self.bus, run_id, instance_name("trainer"), self.log)
+                claim, records = self.nats.call(claimed, "claim", CLAIM_SECONDS)
+            except SluiceError as error:
+                failure = error
+        self.ranks.agree(failure)
+        claim = self.ranks.share(claim)
+        check_claim(claim, self.ranks.world_size, self.settings.allow_remote_code)
+        return claim, records
+
+    def _train(self, claim: Claim, records: FencedLog[TrainerRecord] | None) -> None:
+        spec = claim.spec
+        policy = load_policy(spec)
+        limits = packing_limits(policy, spec)
+        engine = ZeroEngine(policy, spec, self.device)
+        if claim.restored is not None:
+            engine.load(Path(claim.restored.record.path))
+        agenda = None if records is None else self._agenda(claim)
+        trainer = Trainer(
+            claim,
+            self.ranks,
+            engine,
+            Fetcher(self.nats, self.bus, self.ranks, spec, limits),
+            Publisher(self.settings.weights_dir, claim),
+            None if records is None or agenda is None else self._recorder(claim, records, agenda),
+        )
+        follow(trainer, agenda, self.ranks)
+
+    def _agenda(self, claim: Claim) -> Agenda:
+        feed = LedgerFeed(self.nats, self.bus, claim.run_id)
+        agenda = Agenda(
+            feed, claim.spec, lambda: self.nats.call(rollouts_nearly_full(self.bus), "rollouts size"), self.log
+        )
+        if claim.restored is not None:
+            agenda.resume(claim.k, claim.restored.manifest.ledger_sequence)
+        return agenda
+
+    def _recorder(self, claim: Claim, records: FencedLog[TrainerRecord], agenda: Agenda) -> Recorder:
+        return Recorder(
+            nats=self.nats,
+            bus=self.bus,
+            claim=claim,
+            log=self.log,
+            records=records,
+            agenda=agenda,
+            store=CheckpointStore(self.settings.checkpoints_dir, claim.run_id),
+            world_size=self.ranks.world_size,
+            weights_address=self._weights_address(claim),
+        )
+
+    def _weights_address(self, claim: Claim) -> str | None:
+        """Where workers fetch weights, or None when they read the shared folder."""
+        if claim.spec.weights.transport != "grpc":
+            return None
+        started = WeightServer.start(self.settings.weights_dir, self.settings.weights_bind)
+        server = self.nats.call(started, "weights server")
+        return self.settings.weights_advertise or server.address
+
+
+def _result(search: concurrent.futures.Future[T]) -> T | None:
+    """What the search found, or None when it is still looking after BEAT_SECONDS."""
+    try:
+        return search.result(BEAT_SECONDS)
+    except concurrent.futures.TimeoutError:
+        if search.done():
+            raise
+        return None

@@ -1,0 +1,165 @@
+"""DeepSpeed around the policy: sharding, precision, the optimizer, and its state on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from services.trainer.packing import MicroBatch
+from services.trainer.policy import Policy
+from services.trainer.ranks import Ranks, cuda_device
+from sluice.config import RunSpec
+
+ENGINE_FOLDER = "engine"
+GATHER_BYTES = 128 << 20
+"""Parameters gathered at a time when weights are published."""
+SHM_OP = "deepspeed_shm_comm"
+
+
+def join_ranks(rank: int, world_size: int, on_gpu: bool, seconds: float) -> Ranks:
+    """Start `torch.distributed` through DeepSpeed, from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    if not on_gpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read by DeepSpeed when it is imported
+    # DeepSpeed decorates functions that are never called here; without this it would load the compiler for them.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    deepspeed = _deepspeed()
+    deepspeed.init_distributed(
+        dist_backend="nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=seconds), verbose=False
+    )
+    return Ranks(rank, world_size)
+
+
+class ZeroEngine:
+    """The sharded policy. Every method but `device` is a collective call."""
+
+    def __init__(self, policy: Policy, spec: RunSpec, device: torch.device) -> None:
+        deepspeed = _deepspeed()
+        optim = spec.optim
+        # Torch's fused AdamW exists for CPU and GPU; DeepSpeed's own would need a compiler at the first start.
+        optimizer = torch.optim.AdamW(
+            policy.parameters(), optim.lr, optim.betas, optim.eps, optim.weight_decay, fused=True
+        )
+        self.device = device
+        self._names = policy.names
+        self._stage = spec.trainer.zero_stage
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=deepspeed_config(spec), dist_init_required=False
+        )
+        self._engine.train()
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the trained tokens, with gradient."""
+        logp, entropy = self._engine(batch)
+        return logp, entropy
+
+    def logprobs(self, batch: MicroBatch) -> Tensor:
+        """Log-probs of the trained tokens under the weights as they are, without gradient."""
+        with torch.no_grad():
+            logp: Tensor = self._engine(batch)[0]
+        return logp
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add a micro-batch's gradient. The loss is taken as it is: nothing is divided by a number of micro-batches.
+
+        Stages 2 and 3 own a shard of each gradient, so they must reduce after each micro-batch; stages 0 and 1 reduce
+        once, after the `last` one.
+        """
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, lr: float) -> float:
+        """One optimizer update; returns the gradient norm before clipping, or NaN when the update was refused."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+        norm = self._engine.get_global_grad_norm()
+        return float(norm) if norm is not None and float(norm) >= 0.0 else float("nan")
+
+    def parameters(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Whole parameters under the names of their checkpoint, a few at a time; valid until the next ones."""
+        module: nn.Module = self._engine.module
+        for block in _blocks(list(module.parameters())):
+            with self._gathered(block):
+                yield [(self._names[p], p.detach()) for p in block]
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's shards of masters, optimizer states and parameters, and its random state, to `folder`."""
+        self._engine.save_checkpoint(
+            str(folder), tag=ENGINE_FOLDER, client_state={"torch_rng": torch.get_rng_state()}, save_latest=False
+        )
+
+    def load(self, folder: Path) -> None:
+        """Read back what `save` wrote with the same number of ranks."""
+        _, client_state = self._engine.load_checkpoint(str(folder), tag=ENGINE_FOLDER)
+        torch.set_rng_state(client_state["torch_rng"])
+
+    def _gathered(self, block: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+        if self._stage < 3:
+            return contextlib.nullcontext()
+        gathered: contextlib.AbstractContextManager[None] = _deepspeed().zero.GatheredParameters(
+            block, modifier_rank=None
+        )
+        return gathered
+
+
+def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
+    """DeepSpeed's configuration of a run.
+
+    Accumulation is ours: DeepSpeed counts one micro-batch an update and never divides. Gradients accumulate in float32,
+    so that the update does not depend on how many micro-batches there are.
+    """
+    zero: dict[str, Any] = {"stage": spec.trainer.zero_stage, "overlap_comm": torch.cuda.is_available()}
+    if spec.trainer.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if spec.trainer.offload_parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": spec.optim.grad_clip,
+        "bf16": {"enabled": spec.model.trainer_dtype == "bfloat16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+        "steps_per_print": 1 << 60,
+    }
+
+
+def rank_device(on_gpu: bool, local_rank: int) -> torch.device:
+    return cuda_device(local_rank) if on_gpu else torch.device("cpu")
+
+
+def _blocks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    block: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        nbytes = int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
+        if block and size + nbytes > GATHER_BYTES:
+            yield block
+            block, size = [], 0
+        block.append(parameter)
+        size += nbytes
+    yield block
+
+
+def _deepspeed() -> Any:
+    """DeepSpeed, quiet, and without the operator that it would compile at `init_distributed` on a CPU."""
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    # It calls torch's collectives by names that torch is about to change; that is not for the user to act on.
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
+    operators = getattr(deepspeed.ops, "__compatible_ops__", {})
+    if SHM_OP in operators:
+        operators[SHM_OP] = False
+    return deepspeed

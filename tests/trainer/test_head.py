@@ -1,0 +1,56 @@
+"""The chunked head against the obvious computation that keeps all logits."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from services.trainer import head
+from services.trainer.head import LogProbHead
+
+NODES, WIDTH, VOCABULARY = 7, 16, 50
+
+
+def obvious(
+    hidden: Tensor, weight: Tensor, slots: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logp = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    return logp[slots, targets], entropy[slots]
+
+
+@pytest.mark.parametrize("chunk_nodes", [1, 3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_entropies_and_gradients_are_those_of_all_logits_at_once(
+    monkeypatch: Any, chunk_nodes: int, temperature: float
+) -> None:
+    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * VOCABULARY * chunk_nodes)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(NODES, WIDTH, generator=generator, requires_grad=True)
+    weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH, generator=generator))
+    slots = torch.tensor([0, 0, 0, 2, 3, 3, 6])  # nodes 1, 4 and 5 predict nothing
+    targets = torch.randint(VOCABULARY, (len(slots),), generator=generator)
+    gradient = torch.randn(len(slots), generator=generator)
+
+    logp, entropy = LogProbHead(weight, temperature)(hidden, slots, targets)
+    expected_logp, expected_entropy = obvious(hidden, weight, slots, targets, temperature)
+    torch.testing.assert_close(logp, expected_logp)
+    torch.testing.assert_close(entropy, expected_entropy)
+    assert not entropy.requires_grad
+
+    found = torch.autograd.grad(logp, (hidden, weight), gradient)
+    expected = torch.autograd.grad(expected_logp, (hidden, weight), gradient)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_bfloat16_weights_give_float32_log_probs() -> None:
+    weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH, dtype=torch.bfloat16))
+    hidden = torch.randn(NODES, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+    logp, entropy = LogProbHead(weight, 1.0)(hidden, torch.arange(NODES), torch.zeros(NODES, dtype=torch.int64))
+    assert logp.dtype == entropy.dtype == torch.float32
+    expected, _ = obvious(
+        hidden.float(), weight.float(), torch.arange(NODES), torch.zeros(NODES, dtype=torch.int64), 1.0
+    )
+    torch.testing.assert_close(logp, expected, atol=0.05, rtol=0.02)
