@@ -43,8 +43,7 @@ async def _run(config: WorkerConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     name = config.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", instance_name("rollout"))
     log = get_logger("rollout").bind(worker=name)
-    bus = await Bus.connect(config.nats_url, name, config.nats_deadline_seconds)
-    await bus.ensure_streams()
+    bus = await _connect(config, name)
     engine = Engine(config.engine_url, config.engine_api_key, config.engine_admin_api_key)
     live = LiveStatus(config.redis_url)
     worker = Worker(RunFinder(bus, name, log), engine, live, _settings(config))
@@ -61,6 +60,19 @@ async def _run(config: WorkerConfig) -> None:
         await bus.close()
         probes.close()
     log.info("worker_stopped")
+
+
+async def _connect(config: WorkerConfig, name: str) -> Bus:
+    try:
+        async with asyncio.timeout(config.nats_deadline_seconds):
+            bus = await Bus.connect(config.nats_url, name, config.nats_deadline_seconds)
+            await bus.ensure_streams()
+    except TimeoutError:
+        raise ConfigError(
+            f"SLUICE_NATS_URL={config.nats_url}: no NATS server answers within {config.nats_deadline_seconds:g} s "
+            "(SLUICE_NATS_DEADLINE_SECONDS)"
+        ) from None
+    return bus
 
 
 async def _serve_with_engine(worker: Worker, process: EngineProcess, stop: asyncio.Event) -> None:

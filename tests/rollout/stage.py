@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import NoKeysError
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
@@ -218,25 +220,38 @@ class Stage:
     async def groups(self, count: int, seconds: float = 30.0) -> dict[int, Group]:
         """The run's groups by n, once there are `count`."""
 
-        async def enough() -> list[tuple[int, Group]]:
-            found = await read_groups(self.bus, self.run, 1)
-            return found if len(found) >= count else []
+        async def enough() -> dict[int, Group]:
+            found = await self.stored()
+            return found if len(found) >= count else {}
 
-        found = await eventually(enough, seconds)
+        return dict(await eventually(enough, seconds))
+
+    async def stored(self) -> dict[int, Group]:
+        """The run's groups by n, as of now."""
+        found = await read_groups(self.bus, self.run, 1)
         assert len({group.n for _, group in found}) == len(found), "a group was stored twice"
         return {group.n: group for _, group in found}
 
     async def workers(self) -> dict[str, dict[str, Any]]:
         """Registrations by worker name."""
         bucket = await self.bus.bucket(subjects.WORKERS_BUCKET, subjects.WORKER_TTL_SECONDS)
-        found: dict[str, dict[str, Any]] = {}
-        watcher = await bucket.watchall(ignore_deletes=True)
-        async for entry in watcher:
-            if entry is None:
-                break
-            found[entry.key.split(".", 1)[1]] = json.loads(entry.value)
-        await watcher.stop()
-        return found
+        try:
+            keys = await bucket.keys()
+        except NoKeysError:
+            return {}
+        return {key.split(".", 1)[1]: json.loads((await bucket.get(key)).value or b"{}") for key in keys}
+
+    async def forget_silent_workers_after(self, seconds: float) -> None:
+        """Make the run's consumer before any worker does, with less patience than it has in service."""
+        config = ConsumerConfig(
+            durable_name=f"workers-{self.run}",
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=seconds,
+            max_deliver=-1,
+            max_ack_pending=1_000_000,
+            filter_subject=subjects.prompts(self.run),
+        )
+        await self.bus.js.add_consumer(subjects.PROMPTS, config)
 
     async def prompts_left(self) -> int:
         info = await self.bus.js.stream_info(subjects.PROMPTS)

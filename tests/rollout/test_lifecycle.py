@@ -15,8 +15,9 @@ import pytest
 from sluice.transport.log import ledger_log
 from sluice.types import GroupStatus, RunCreated, Sampling
 from tests.rollout.conftest import StartProcess, StartWorker
-from tests.rollout.stage import ROOT, EngineServer, Stage, WorkerProcess, eventually
+from tests.rollout.stage import ROOT, EngineServer, Stage, eventually
 from tests.rollout.test_weight_sync import LONG, events, generating, long_run
+from tests.servers import free_port
 
 
 async def test_groups_in_flight_at_a_worker_that_is_killed_are_stored_by_another_one(
@@ -28,6 +29,7 @@ async def test_groups_in_flight_at_a_worker_that_is_killed_are_stored_by_another
 ) -> None:
     await long_run(stage)
     await stage.publish(0)
+    await stage.forget_silent_workers_after(6.0)
     doomed = start_process(endless_engine.url, SLUICE_WORKER_NAME="doomed")
     prompts = [stage.prompt(n, sampling=Sampling(LONG, stop_token_ids=(1, 3))) for n in range(3)]
     endless = stage.prompt(3, sampling=Sampling(2000))
@@ -35,7 +37,7 @@ async def test_groups_in_flight_at_a_worker_that_is_killed_are_stored_by_another
     await stage.offer(*prompts, endless)
     await generating(endless_engine)
     doomed.kill()
-    assert 3 not in await stage.groups(0)
+    assert 3 not in await stage.stored()
 
     await start_worker(engine.url, "heir")
     groups = await stage.groups(4, 60)
@@ -100,7 +102,7 @@ async def test_a_run_that_is_stopping_gets_no_more_groups_and_the_worker_turns_t
     await generating(endless_engine)
     await stage.state("stopping")
     await eventually(lambda: _none_left(stage))
-    assert await stage.groups(0) == {}
+    assert await stage.stored() == {}
 
     following = Stage(stage.bus, stage.model, tmp_path, run="run-b")
     await following.open()
@@ -178,13 +180,17 @@ def test_a_worker_process_loads_no_torch() -> None:
     [
         ("SLUICE_MAX_GROUPS_IN_FLIGHT", "0", "SLUICE_MAX_GROUPS_IN_FLIGHT=0: "),
         ("SLUICE_ENGINE_URL", "localhost:30000", "SLUICE_ENGINE_URL=localhost:30000: "),
-        ("SLUICE_NATS_URL", "nats://127.0.0.1:1", "no NATS server answers at nats://127.0.0.1:1"),
+        (
+            "SLUICE_NATS_URL",
+            "nats://127.0.0.1:1",
+            "SLUICE_NATS_URL=nats://127.0.0.1:1: no NATS server answers within 1 s",
+        ),
     ],
 )
 def test_a_fault_of_the_configuration_is_one_line_and_exit_status_2(
-    tmp_path: Path, name: str, value: str, says: str
+    start_process: StartProcess, name: str, value: str, says: str
 ) -> None:
-    worker = WorkerProcess("nats://127.0.0.1:1", "http://127.0.0.1:1", "127.0.0.1:1", tmp_path, **{name: value})
+    worker = start_process("http://127.0.0.1:1", SLUICE_NATS_DEADLINE_SECONDS="1", **{name: value})
     assert worker.popen.wait(30) == 2
     line = worker.log.read_text().splitlines()[-1]
     assert line.startswith("sluice-rollout: ")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,11 +19,11 @@ from sluice.weights.server import WeightServer
 from tests.rollout.conftest import StartWorker
 from tests.rollout.stage import EngineServer, Stage, eventually
 
-LONG = 1200
+LONG = 800
 """Tokens that keep the engine busy for some seconds."""
 
 
-async def long_run(stage: Stage, **changes: object) -> None:
+async def long_run(stage: Stage, **changes: Any) -> None:
     await stage.open(
         filter__enable=False,
         rollout__max_response_length=LONG,
@@ -85,12 +86,11 @@ async def test_draining_updates_let_groups_in_flight_finish_under_the_weights_th
     await long_run(stage, weights__update="drain")
     await stage.publish(0)
     await start_worker(endless_engine.url)
-    sampling = Sampling(LONG)
-    await stage.offer(stage.prompt(0, sampling=sampling))
+    await stage.offer(stage.prompt(0, sampling=Sampling(LONG)))
     await generating(endless_engine)
 
     await stage.publish(1)
-    await stage.offer(stage.prompt(1, sampling=sampling, min_version=1))
+    await stage.offer(stage.prompt(1, min_version=1))
     groups = await stage.groups(2)
 
     for n, version in ((0, PolicyVersion(0, 1)), (1, PolicyVersion(1, 1))):
