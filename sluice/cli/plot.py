@@ -27,13 +27,13 @@ def plot_run(steps: Sequence[StepView], title: str, file: Path) -> None:
     for axis, (name, value) in zip(axes.flat, panels, strict=True):
         y = [value(step.batch) for step in steps]
         axis.plot(x, [float("nan") if v is None else v for v in y], marker="o", markersize=3)
+        axis.set_ylim(0, 1.15 * max((v for v in y if v), default=1.0))
         axis.set_title(name, fontsize=10)
         axis.grid(alpha=0.3)
-    axes[0][0].set_ylim(0, 1.02)
-    axes[0][1].set_ylim(0, 1.02)
+    for axis in axes[0]:
+        axis.set_ylim(0, 1.05)
     for axis in axes[1]:
         axis.set_xlabel("training step")
-        axis.set_ylim(bottom=0)
         axis.xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
