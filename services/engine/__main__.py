@@ -9,7 +9,6 @@ import time
 import torch
 import uvicorn
 
-from services.engine.access import Access
 from services.engine.architecture import UnsupportedModelError, read_architecture
 from services.engine.completions import Completions
 from services.engine.config import EngineConfig, read_config
@@ -37,7 +36,7 @@ async def serve(engine: Engine, config: EngineConfig, started: float) -> int:
     """Run the engine's thread and the HTTP server until a signal or a failed step; returns the exit code."""
     logger = get_logger("engine")
     completions = Completions(engine)
-    app = Access(build_app(engine, completions), config.api_key, config.admin_api_key, engine.metrics)
+    app = build_app(engine, completions, config.api_key, config.admin_api_key)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

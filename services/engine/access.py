@@ -2,17 +2,17 @@
 
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 
 from services.engine.metrics import EngineMetrics
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/ping", "/metrics"})
 NORMAL_ROUTES = frozenset(
@@ -20,19 +20,34 @@ NORMAL_ROUTES = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The bearer keys; an empty one is not set."""
+
+    api_key: str
+    admin_api_key: str
+
+    def needed_for(self, path: str) -> str:
+        """The key a call of `path` must bring, empty for none.
+
+        Normal routes need the api key when one is set. Control routes are open when no key is set, need the one
+        that is set, and need the admin key when both are.
+        """
+        if path in OPEN_ROUTES:
+            return ""
+        if path in NORMAL_ROUTES:
+            return self.api_key
+        return self.admin_api_key or self.api_key
+
+
 class Access:
-    """ASGI middleware that answers 401 to a call without its route's key, and counts requests and responses.
+    """ASGI middleware that answers 401 to a call without its route's key, and counts requests and responses."""
 
-    Normal routes need the api key when one is set. Control routes are open when no key is set, need the one that is
-    set, and need the admin key when both are.
-    """
-
-    def __init__(self, app: FastAPI, api_key: str, admin_api_key: str, metrics: EngineMetrics) -> None:
+    def __init__(self, app: Application, keys: Keys, paths: frozenset[str], metrics: EngineMetrics) -> None:
         self._app = app
+        self._keys = keys
         # Only known paths become label values: a scanner must not be able to invent them.
-        self._paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
-        self._api_key = api_key
-        self._admin_api_key = admin_api_key
+        self._paths = paths
         self._metrics = metrics
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -55,14 +70,6 @@ class Access:
             await refusal(scope, receive, counting_send)
 
     def _admits(self, scope: Message) -> bool:
-        needed = self._needed_key(scope["path"])
-        headers = dict(scope["headers"])
-        given: bytes = headers.get(b"authorization", b"")
+        needed = self._keys.needed_for(scope["path"])
+        given: bytes = dict(scope["headers"]).get(b"authorization", b"")
         return not needed or hmac.compare_digest(given, f"Bearer {needed}".encode())
-
-    def _needed_key(self, path: str) -> str:
-        if path in OPEN_ROUTES:
-            return ""
-        if path in NORMAL_ROUTES:
-            return self._api_key
-        return self._admin_api_key or self._api_key

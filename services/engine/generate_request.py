@@ -90,8 +90,8 @@ class _SamplingBody(BaseModel):
 class _Body(BaseModel):
     model_config = ConfigDict(extra="allow")
 
-    input_ids: list[list[Integer]] | list[Integer]
-    sampling_params: list[_SamplingBody] | _SamplingBody = Field(default_factory=_SamplingBody)
+    input_ids: list[list[Integer]] = Field(min_length=1)
+    sampling_params: list[_SamplingBody]
     rid: list[str] | str | None = None
     return_logprob: bool = False
     logprob_start_len: Integer = -1
@@ -107,9 +107,11 @@ class GenerateRequest:
         self.stream = parsed.stream
         self._architecture = architecture
         self._limits = limits
-        batched = isinstance(parsed.input_ids[0], list)
-        prompts = [tuple(prompt) for prompt in _prompts(parsed.input_ids)]
-        wishes = _spread(parsed.sampling_params, len(prompts), "sampling_params")
+        batched = isinstance(body["input_ids"][0], list)
+        prompts = [tuple(prompt) for prompt in parsed.input_ids]
+        wishes = parsed.sampling_params * (len(prompts) if len(parsed.sampling_params) == 1 else 1)
+        if len(wishes) != len(prompts):
+            raise RefusedError(f"sampling_params has {len(wishes)} entries for {len(prompts)} prompts")
         several = batched or wishes[0].n > 1
         rids = _rids(parsed.rid, len(prompts), several)
         self.is_list = several
@@ -137,31 +139,34 @@ class GenerateRequest:
             )
 
 
-def _prompts(input_ids: list[list[int]] | list[int]) -> list[list[int]]:
-    nested = [ids for ids in input_ids if isinstance(ids, list)]
-    return nested or [[token for token in input_ids if isinstance(token, int)]]
-
-
 def _parse(body: Any) -> _Body:
     if not isinstance(body, dict):
         raise RefusedError("the body of /generate is a JSON object with input_ids and sampling_params")
     _refuse(body, _REFUSED_FIELDS, "")
-    if "input_ids" not in body:
-        raise RefusedError("input_ids is missing; it is a list of token ids, or a list of such lists")
+    ids, wishes = body.get("input_ids"), body.get("sampling_params")
+    if not isinstance(ids, list) or not ids:
+        raise RefusedError(f"input_ids is {ids}; it is a list of at least 1 token id, or a list of such lists")
+    # One shape from here on: a list of prompts and a list of wishes.
+    nested = {
+        "input_ids": ids if isinstance(ids[0], list) else [ids],
+        "sampling_params": wishes if isinstance(wishes, list) else [wishes or {}],
+    }
     try:
-        parsed = _Body.model_validate(body)
+        parsed = _Body.model_validate(body | nested)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise RefusedError(f"{place}: {first['msg']}, got {str(first['input'])[:100]}") from error
-    if not parsed.input_ids:
-        raise RefusedError("input_ids is empty; a prompt has at least 1 token")
+    _refuse_unserved(parsed)
+    return parsed
+
+
+def _refuse_unserved(parsed: _Body) -> None:
     if parsed.logprob_start_len not in (-1, 0):
         raise RefusedError(
             f"logprob_start_len is {parsed.logprob_start_len}; the CPU engine serves -1 (output) and 0 (prompt too)"
         )
-    wishes = parsed.sampling_params if isinstance(parsed.sampling_params, list) else [parsed.sampling_params]
-    for wish in wishes:
+    for wish in parsed.sampling_params:
         extra = wish.model_extra or {}
         _refuse(extra, _REFUSED_SAMPLING, "sampling_params.")
         unknown = sorted(set(extra) - set(_REFUSED_SAMPLING) - _MEANINGLESS_SAMPLING)
@@ -169,21 +174,12 @@ def _parse(body: Any) -> _Body:
             raise RefusedError(
                 f"sampling_params.{unknown[0]} is not known; known: {sorted(_SamplingBody.model_fields)}"
             )
-    return parsed
 
 
 def _refuse(given: dict[str, Any], neutral: dict[str, tuple[Any, ...]], prefix: str) -> None:
     for name, values in neutral.items():
         if given.get(name) not in values:
             raise RefusedError(f"{prefix}{name} is not supported by the CPU engine; leave it out")
-
-
-def _spread(wishes: list[_SamplingBody] | _SamplingBody, count: int, name: str) -> list[_SamplingBody]:
-    if not isinstance(wishes, list):
-        return [wishes] * count
-    if len(wishes) != count:
-        raise RefusedError(f"{name} has {len(wishes)} entries for {count} prompts")
-    return wishes
 
 
 def _rids(rid: list[str] | str | None, count: int, several: bool) -> list[tuple[str, str]]:

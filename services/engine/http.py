@@ -9,8 +9,10 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from services.engine.access import Access, Keys
 from services.engine.completions import Completions
 from services.engine.control import ControlRoutes
 from services.engine.engine import Engine
@@ -21,15 +23,20 @@ HEALTH_TIMEOUT_SECONDS = 20.0
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps such requests apart in the metrics
 
 
-def build_app(engine: Engine, completions: Completions) -> FastAPI:
-    """All routes; keys are checked around it (see access.py)."""
+def build_app(engine: Engine, completions: Completions, api_key: str, admin_api_key: str) -> Access:
+    """All routes, with their keys checked and their calls counted."""
     app = FastAPI(title="Sluice CPU engine", docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(_generate_routes(engine, completions))
-    app.include_router(ControlRoutes(engine, completions).router())
-    app.include_router(_information_routes(engine))
-    app.include_router(_health_routes(engine, completions))
+    routers = (
+        _generate_routes(engine, completions),
+        ControlRoutes(engine, completions).router(),
+        _information_routes(engine),
+        _health_routes(engine, completions),
+    )
+    for router in routers:
+        app.include_router(router)
     app.add_exception_handler(RefusedError, _answer_refusal)
-    return app
+    paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+    return Access(app, Keys(api_key, admin_api_key), frozenset(paths), engine.metrics)
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:

@@ -46,7 +46,7 @@ class KvCache:
     @property
     def arenas(self) -> list[Arena]:
         """The arenas with rows, by rising capacity: the order of rows in a decode step."""
-        return [self._arenas[capacity] for capacity in sorted(self._arenas)]
+        return [self._arenas[capacity] for capacity in sorted(self._arenas) if self._arenas[capacity].samples]
 
     @property
     def num_rows(self) -> int:
@@ -68,6 +68,7 @@ class KvCache:
             arena = self._arenas[capacity] = Arena(capacity, self._allocate(0, capacity))
         first = arena.num_rows
         if first + len(samples) > arena.kv.shape[2]:
+            self._free_empty_arenas(but=arena)
             # Doubling keeps the number of copies of an arena logarithmic in its rows.
             grown = self._allocate(max(first + len(samples), 2 * first), capacity)
             grown[:, :, :first] = arena.kv[:, :, :first]
@@ -75,20 +76,20 @@ class KvCache:
         arena.samples.extend(samples)
         return arena, first
 
+    def _free_empty_arenas(self, but: Arena) -> None:
+        """Empty arenas keep their memory for the next rows of their capacity, until another arena needs some."""
+        self._arenas = {capacity: one for capacity, one in self._arenas.items() if one.samples or one is but}
+
     def _allocate(self, rows: int, capacity: int) -> torch.Tensor:
         a = self._architecture
         # Zeros, not garbage: a masked position still enters the product of weights and values, and 0 x NaN is NaN.
         return torch.zeros(a.num_layers, 2, rows, a.num_kv_heads, capacity, a.head_dim, dtype=self._dtype)
 
     def remove(self, gone: set[Sample]) -> None:
-        """Drop the rows of the samples in `gone`; rows from the end fill the holes. An empty arena is freed."""
-        for capacity in list(self._arenas):
-            arena = self._arenas[capacity]
+        """Drop the rows of the samples in `gone`; rows from the end fill the holes."""
+        for arena in self.arenas:
             num_kept = sum(sample not in gone for sample in arena.samples)
             if num_kept == arena.num_rows:
-                continue
-            if num_kept == 0:
-                del self._arenas[capacity]
                 continue
             holes = [row for row in range(num_kept) if arena.samples[row] in gone]
             movers = [row for row in range(num_kept, arena.num_rows) if arena.samples[row] not in gone]
@@ -123,5 +124,6 @@ class KvCache:
     def clear(self) -> list[Sample]:
         """Drop all rows; returns their samples in no particular order."""
         samples = [sample for arena in self.arenas for sample in arena.samples]
-        self._arenas.clear()
+        for arena in self.arenas:
+            arena.samples.clear()
         return samples

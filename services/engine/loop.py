@@ -92,7 +92,7 @@ class EngineLoop:
 
     def _wait_for_work(self) -> None:
         with self._wake:
-            while not (self._inbox or self._stopping or self._engine.has_work):
+            while not (self._stopping or self._inbox or self._drained or self._engine.has_work):
                 self._wake.wait()
 
     def _obey_commands(self) -> None:
@@ -103,11 +103,14 @@ class EngineLoop:
                 self._draining.append(command)
             else:
                 command.obey()
-        while self._draining and not self._must_drain():
+        while self._drained:
             self._draining.popleft().obey()
 
-    def _must_drain(self) -> bool:
-        return self._engine.num_running > 0 and self._engine.paused != "in_place"
+    @property
+    def _drained(self) -> bool:
+        """Whether a draining command may run now."""
+        idle = self._engine.num_running == 0 or self._engine.paused == "in_place"
+        return bool(self._draining) and idle
 
     def _report(self, samples: list[Sample]) -> None:
         news = [sample for sample in samples if sample.finish is not None or sample.stream]

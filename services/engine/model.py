@@ -41,13 +41,13 @@ class _Plan:
         self.tokens = slice(first_token, first_token + rows * self.new)
         heads, capacity = chunk.kv.shape[3:5]
         self.positions_RM = chunk.starts[:, None] + torch.arange(self.new)
-        self.read = min(int(chunk.starts.max()) + self.new, capacity)
+        # One query token reads the row in full, several read as far as the longest row goes.
+        self.read = capacity if self.new == 1 else min(int(chunk.starts.max()) + self.new, capacity)
         self.causal = self.new > 1 and self.read == self.new
         slots_RM = self.positions_RM.clamp(max=capacity - 1)
         row_heads_RH1 = torch.arange(rows * heads).view(rows, heads, 1)
         self.slots = (row_heads_RH1 * capacity + slots_RM[:, None, :]).flatten()
-        hidden_RMK = torch.arange(self.read) > self.positions_RM[:, :, None]
-        self.hidden_RMK = hidden_RMK if not self.causal and bool(hidden_RMK.any()) else None
+        self.hidden_RMK = torch.arange(self.read) > self.positions_RM[:, :, None]
 
 
 class Model:
@@ -109,34 +109,28 @@ class Model:
                 fresh = fresh_THD[plan.tokens].view(plan.rows, plan.new, a.num_kv_heads, a.head_dim).transpose(1, 2)
                 stored_RHCD.view(-1, a.head_dim).index_copy_(0, plan.slots, fresh.reshape(-1, a.head_dim))
             attend = _attend_one if plan.new == 1 else _attend_many
-            outputs.append(attend(query[plan.tokens], kv_2RHCD[:, :, :, : plan.read], plan))
+            outputs.append(attend(query[plan.tokens], kv_2RHCD, plan))
         return layer.output(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
 
 
-def _attend_one(query: torch.Tensor, kv_2RHKD: torch.Tensor, plan: _Plan) -> torch.Tensor:
+def _attend_one(query: torch.Tensor, kv_2RHCD: torch.Tensor, plan: _Plan) -> torch.Tensor:
     """One query token a row: two batched products over (row, key-value head), several times faster than the general
-    kernel because the G query heads of a key-value head share its keys and values without a copy."""
-    _, rows, heads, read, width = kv_2RHKD.shape
-    capacity = plan.kv.shape[4]
-    # A view: rows and heads lie capacity x width apart, of which the first `read` tokens are taken.
-    strides = (capacity * width, width, 1)
-    keys, values = (
-        kv_HKD.as_strided((rows * heads, read, width), strides, kv_HKD.storage_offset()) for kv_HKD in kv_2RHKD
-    )
-    scores = torch.bmm(query.reshape(rows * heads, -1, width), keys.transpose(1, 2)).float() * width**-0.5
-    if plan.hidden_RMK is not None:
-        scores = scores.view(rows, -1, read).masked_fill_(plan.hidden_RMK, -torch.inf).view(rows * heads, -1, read)
-    shares = scores.softmax(dim=-1).to(values.dtype)
-    return torch.bmm(shares, values).view(rows, -1)
+    kernel because the G query heads of a key-value head share its keys and values without a copy. Rows are read in
+    their full capacity, since a product over part of each would copy that part first."""
+    rows, heads, capacity, width = kv_2RHCD.shape[1:]
+    keys, values = kv_2RHCD.view(2, rows * heads, capacity, width)
+    scores = torch.bmm(query.reshape(rows * heads, -1, width), keys.transpose(1, 2)).float().mul_(width**-0.5)
+    scores.view(rows, -1, capacity).masked_fill_(plan.hidden_RMK, -torch.inf)
+    return torch.bmm(scores.softmax(dim=-1).to(values.dtype), values).view(rows, -1)
 
 
-def _attend_many(query: torch.Tensor, kv_2RHKD: torch.Tensor, plan: _Plan) -> torch.Tensor:
+def _attend_many(query: torch.Tensor, kv_2RHCD: torch.Tensor, plan: _Plan) -> torch.Tensor:
     """Several query tokens a row (a prompt, or tokens replayed under new weights)."""
-    _, rows, heads, _, width = kv_2RHKD.shape
+    rows, heads, _, width = kv_2RHCD.shape[1:]
     query_RMSD = query.reshape(rows, plan.new, -1, width)
     num_heads = query_RMSD.shape[2]
-    keys, values = kv_2RHKD.repeat_interleave(num_heads // heads, dim=2)
-    visible = None if plan.hidden_RMK is None else ~plan.hidden_RMK[:, None]
+    keys, values = kv_2RHCD[:, :, :, : plan.read].repeat_interleave(num_heads // heads, dim=2)
+    visible = None if plan.causal else ~plan.hidden_RMK[:, None]
     mixed = functional.scaled_dot_product_attention(
         query_RMSD.transpose(1, 2), keys, values, attn_mask=visible, is_causal=plan.causal
     )

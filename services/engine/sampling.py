@@ -84,7 +84,8 @@ def _invert(mass_NV: torch.Tensor, uniforms_N: torch.Tensor) -> torch.Tensor:
     Blocks are summed first and only the block that holds the answer is accumulated entry by entry, in fp64.
     """
     padding = -mass_NV.shape[1] % BLOCK_WIDTH
-    mass_NBW = torch.nn.functional.pad(mass_NV, (0, padding)).view(len(mass_NV), -1, BLOCK_WIDTH)
+    padded_NV = torch.nn.functional.pad(mass_NV, (0, padding)) if padding else mass_NV
+    mass_NBW = padded_NV.view(len(mass_NV), -1, BLOCK_WIDTH)
     cumulative_NB = mass_NBW.sum(dim=-1).double().cumsum(dim=-1)
     block_N, rest_N = _find(cumulative_NB, uniforms_N * cumulative_NB[:, -1])
     cumulative_NW = mass_NBW[torch.arange(len(mass_NV)), block_N].double().cumsum(dim=-1)

@@ -1,0 +1,71 @@
+"""Calls of the engine's HTTP API that several tests make."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PROMPT = [8, 15, 9, 18]  # "3+4=" in the tiny model's vocabulary
+LONG = 600
+
+StartEngine = Callable[..., httpx.Client]
+
+
+def sampling(**changes: Any) -> dict[str, Any]:
+    """Sampling parameters with every field sent explicitly, as a client of SGLang should."""
+    plain = {"max_new_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "n": 1, "ignore_eos": False}
+    return plain | changes
+
+
+def generate(client: httpx.Client, input_ids: Any = None, **changes: Any) -> Any:
+    """The answer of /generate with log-probabilities; `changes` go into sampling_params."""
+    body = {"input_ids": PROMPT if input_ids is None else input_ids, "return_logprob": True}
+    response = client.post("/generate", json=body | {"sampling_params": sampling(**changes)})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def output_logprobs(answer: dict[str, Any]) -> list[float]:
+    entries = answer["meta_info"]["output_token_logprobs"]
+    assert [entry[1] for entry in entries] == answer["output_ids"]
+    return [entry[0] for entry in entries]
+
+
+@contextmanager
+def long_stream(client: httpx.Client, **more: Any) -> Iterator[Iterator[dict[str, Any]]]:
+    """A streamed sample of LONG tokens, begun: its answers so far, one after the other."""
+    body = {
+        "input_ids": PROMPT,
+        "sampling_params": sampling(max_new_tokens=LONG, ignore_eos=True),
+        "return_logprob": True,
+        "stream": True,
+    }
+    with client.stream("POST", "/generate", json=body | more) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        answers = (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
+        next(answers)
+        yield answers
+
+
+def last(answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    *_, answer = answers
+    return answer
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """The sum over labels of a metric."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"sglang:{name}{{"))
+
+
+def reset(client: httpx.Client, tiny_model: Path) -> httpx.Client:
+    """An engine that goes on, has nothing to do and serves the tiny model's own weights as v0."""
+    client.post("/abort_request", json={"abort_all": True})
+    client.post("/continue_generation", json={})
+    body = {"model_path": str(tiny_model), "weight_version": "v0"}
+    assert client.post("/update_weights_from_disk", json=body).json()["success"]
+    return client
