@@ -1,6 +1,6 @@
 """Turn rows of GSM8K's own train.jsonl into the schema that Sluice trains on (that of DAPO-Math-17k).
 
-    python scripts/gsm8k_slice.py path/to/train.jsonl 512 > configs/data/gsm8k_slice.jsonl
+Usage: `python scripts/gsm8k_slice.py path/to/train.jsonl 512 > configs/data/gsm8k_slice.jsonl`
 """
 
 from __future__ import annotations

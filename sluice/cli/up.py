@@ -26,6 +26,7 @@ RunFile = Annotated[
 Name = Annotated[str, typer.Option("--name", help="Name of the stack: its folder is artifacts/NAME.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Rollout workers, each with an engine of its own.")]
 Ranks = Annotated[int, typer.Option("--trainer-ranks", min=1, help="Processes of the trainer.")]
+Rewards = Annotated[int, typer.Option("--reward-servers", min=1, help="Replicas of the reward service.")]
 Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one field of the run file; may be repeated."),
@@ -35,11 +36,12 @@ Port = Annotated[
 ]
 
 
-def up(
+def up(  # noqa: PLR0913, PLR0917  # one parameter for each flag
     file: RunFile,
     name: Name = "local",
     workers: Workers = 1,
     trainer_ranks: Ranks = 1,
+    reward_servers: Rewards = 2,
     api_port: Port = None,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nobody changes it
 ) -> None:
@@ -50,6 +52,7 @@ def up(
         ARTIFACTS / name,
         rollout_workers=workers,
         trainer_ranks=trainer_ranks,
+        reward_servers=reward_servers,
         ports={"api": api_port} if api_port else {},
     )
     wait_for(_serve(name, options, file))
