@@ -24,6 +24,8 @@ from sluice.wire.records import decode_trainer
 CHECK_SECONDS = 2.0
 """How often the engine is asked which weights it serves: it may have been restarted behind our back."""
 RETRY_SECONDS = 1.0
+FETCH_SECONDS = 30.0
+"""A version that has not arrived by then is reported; the next try continues where this one was cut."""
 LOAD_TRIES = 3
 CACHED_VERSIONS = 2
 
@@ -119,7 +121,7 @@ class WeightSync:
             started = time.monotonic()
             record = self._announced[version]
             try:
-                folder, manifest = await fetch_version(record, self._cache, self._seconds)
+                folder, manifest = await fetch_version(record, self._cache, min(FETCH_SECONDS, self._seconds))
             except (WeightError, TransientError) as error:
                 fault = fault or error
                 continue  # collected or damaged: an older one may do until the trainer passes it

@@ -110,6 +110,8 @@ class Session:
         engine = ZeroEngine(policy, spec, self.device)
         if claim.restored is not None:
             engine.load(Path(claim.restored.record.path))
+        # Held here until the run is over: a server that nobody refers to is stopped by the garbage collector.
+        weight_server = None if records is None else self._weight_server(claim)
         agenda = None if records is None else self._agenda(claim)
         trainer = Trainer(
             claim,
@@ -117,9 +119,11 @@ class Session:
             engine,
             Fetcher(self.nats, self.bus, self.ranks, spec, limits),
             Publisher(self.settings.weights_dir, claim),
-            None if records is None or agenda is None else self._recorder(claim, records, agenda),
+            None if records is None or agenda is None else self._recorder(claim, records, agenda, weight_server),
         )
         follow(trainer, agenda, self.ranks)
+        if weight_server is not None:
+            self.nats.call(weight_server.stop(), "weights server")
 
     def _agenda(self, claim: Claim) -> Agenda:
         feed = LedgerFeed(self.nats, self.bus, claim.run_id)
@@ -130,7 +134,9 @@ class Session:
             agenda.resume(claim.k, claim.restored.manifest.ledger_sequence)
         return agenda
 
-    def _recorder(self, claim: Claim, records: FencedLog[TrainerRecord], agenda: Agenda) -> Recorder:
+    def _recorder(
+        self, claim: Claim, records: FencedLog[TrainerRecord], agenda: Agenda, weight_server: WeightServer | None
+    ) -> Recorder:
         return Recorder(
             nats=self.nats,
             bus=self.bus,
@@ -140,16 +146,16 @@ class Session:
             agenda=agenda,
             store=CheckpointStore(self.settings.checkpoints_dir, claim.run_id),
             world_size=self.ranks.world_size,
-            weights_address=self._weights_address(claim),
+            weights_address=None if weight_server is None else self.settings.weights_advertise or weight_server.address,
         )
 
-    def _weights_address(self, claim: Claim) -> str | None:
-        """Where workers fetch weights, or None when they read the shared folder."""
+    def _weight_server(self, claim: Claim) -> WeightServer | None:
+        """Serves weights to the workers, or None when they read the shared folder."""
         if claim.spec.weights.transport != "grpc":
             return None
-        started = WeightServer.start(self.settings.weights_dir, self.settings.weights_bind)
-        server = self.nats.call(started, "weights server")
-        return self.settings.weights_advertise or server.address
+        return self.nats.call(
+            WeightServer.start(self.settings.weights_dir, self.settings.weights_bind), "weights server"
+        )
 
 
 def _result(search: concurrent.futures.Future[T]) -> T | None:
