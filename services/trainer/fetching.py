@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.trainer.assignment import MiniBatch, make_responses, share_out, split_mini_batches
@@ -44,24 +44,39 @@ class Fetcher:
         failure: SluiceError | None = None
         share = Share((), 0)
         try:
-            share = self._fetch(split_mini_batches(batch, self._spec.trainer.updates_per_step))
+            share = self._fetch(batch)
         except SluiceError as error:
             failure = error
         self._ranks.agree(failure)
         return share
 
-    def _fetch(self, mini_batches: Sequence[MiniBatch]) -> Share:
-        mine = [share_out(m.groups, self._ranks.world_size)[self._ranks.rank] for m in mini_batches]
-        rollouts = self._rollouts([group for groups in mine for group in groups])
-        updates = []
-        for mini_batch, groups in zip(mini_batches, mine, strict=True):
-            responses = [
-                make_responses(g, rollouts[g.n], mini_batch.totals, self._spec, self._ranks.world_size) for g in groups
-            ]
-            updates.append(tuple(pack(responses, self._limits)))
-        return Share(tuple(updates), sum(len(r.prompt_token_ids) for found in rollouts.values() for r in found))
+    def _fetch(self, batch: Batch) -> Share:
+        mine = plan_share(batch, self._spec, self._ranks.rank, self._ranks.world_size)
+        rollouts = self._rollouts([group for _, groups in mine for group in groups])
+        return assemble_share(mine, rollouts, self._spec, self._ranks.world_size, self._limits)
 
     def _rollouts(self, groups: Sequence[BatchGroup]) -> dict[int, list[Rollout]]:
         wanted = [(r.sequences, r.content_hash) for g in groups for r in g.rollouts]
         found = iter(self._nats.call(fetch_rollouts(self._bus, wanted), wait="rollouts"))
         return {g.n: [next(found) for _ in g.rollouts] for g in groups}
+
+
+Plan = Sequence[tuple[MiniBatch, Sequence[BatchGroup]]]
+"""Each optimizer update with this rank's groups of it."""
+
+
+def plan_share(batch: Batch, spec: RunSpec, rank: int, world_size: int) -> Plan:
+    """Which groups `rank` trains in which update: a pure function of the record, so all ranks agree on it."""
+    mini_batches = split_mini_batches(batch, spec.trainer.updates_per_step)
+    return [(m, share_out(m.groups, world_size)[rank]) for m in mini_batches]
+
+
+def assemble_share(
+    plan: Plan, rollouts: Mapping[int, Sequence[Rollout]], spec: RunSpec, world_size: int, limits: PackingLimits
+) -> Share:
+    """Pack a plan's groups, given their rollouts by issue number. Raises: WireError: they are not the group's."""
+    updates = []
+    for mini_batch, groups in plan:
+        responses = [make_responses(g, rollouts[g.n], mini_batch.totals, spec, world_size) for g in groups]
+        updates.append(tuple(pack(responses, limits)))
+    return Share(tuple(updates), sum(len(r.prompt_token_ids) for found in rollouts.values() for r in found))

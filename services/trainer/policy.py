@@ -78,7 +78,8 @@ def load_policy(spec: RunSpec) -> Policy:
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from None
     if spec.trainer.activation_checkpointing:
-        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        old_name = causal.gradient_checkpointing_enable  # transformers renames it between its releases 5 and 6
+        getattr(causal, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
     if getattr(causal.get_output_embeddings(), "bias", None) is not None:
         raise ConfigError(f"model.path = {path!r} has a language-model head with a bias, which is not supported")
     causal.train()  # activation checkpointing is off in eval mode

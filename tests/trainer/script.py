@@ -146,3 +146,15 @@ class Script:
         group = Group(RUN, n, attempt, GroupStatus.SCORED, tuple(summaries), "w", "e", 0, 0.1, 0.1)
         assert await store_group(self.bus, group)
         return BatchGroup(n, attempt, 0, 0, tuple(summaries))
+
+
+def make_batch(spec: RunSpec, seed: int = 0) -> tuple[Batch, dict[int, list[Rollout]]]:
+    """A batch that is in no server, with its rollouts by issue number; one response is empty."""
+    rng = random.Random(seed)
+    rollouts = {n: make_rollouts(n, rng) for n in range(spec.trainer.prompts_per_step)}
+    rollouts[0] = make_rollouts(0, rng, [3, 0, 1, 5])
+    groups = tuple(
+        BatchGroup(n, found[0].attempt, 0, 0, tuple(summarise(r, float(r.i == n % 3)) for r in found))
+        for n, found in rollouts.items()
+    )
+    return Batch(0, groups, (), len(groups), (), NO_FLOORS, Tally(), SamplingStats(), version=0), rollouts
