@@ -1,0 +1,141 @@
+"""ROLLOUTS against the summaries that were scored: the right bytes, of the right attempt, sampled as they say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import zstandard
+from google.protobuf.message import DecodeError
+
+from sluice.audit.findings import Fault, Finding
+from sluice.wire.v1.rollouts_pb2 import Rollout, RolloutSummary
+
+MAX_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A group whose rollouts must be what was scored: of a batch, or kept and waiting for one."""
+
+    where: str
+    n: int
+    attempt: str
+    rollouts: Sequence[RolloutSummary]
+
+
+@dataclass(slots=True)
+class _Expected:
+    group: Scored
+    i: int
+    parts: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> RolloutSummary:
+        return self.group.rollouts[self.i]
+
+    @property
+    def name(self) -> str:
+        return f"rollout {self.i} of group {self.group.n}{self.group.where}"
+
+
+class RolloutCheck:
+    """Takes the messages of ROLLOUTS one by one in sequence order, holds none but the parts of the rollout at hand."""
+
+    def __init__(self, run_id: str, groups: Iterable[Scored], purged: int) -> None:
+        self.findings: list[Finding] = []
+        self.verified = 0
+        self.purged = 0
+        """Rollouts of batches that are gone because a checkpoint covers them."""
+        self.orphans = 0
+        """Stored rollouts that no group names: of attempts that died or lost, or of dropped groups."""
+        self.attempts: defaultdict[int, set[str]] = defaultdict(set)
+        """Issue number -> attempts that have a rollout in the stream."""
+        self._run_id, self._purged_to = run_id, purged
+        self._expected: dict[int, _Expected] = {}
+        for group in groups:
+            for i, summary in enumerate(group.rollouts):
+                self._expect(_Expected(group, i), summary)
+
+    def _expect(self, expected: _Expected, summary: RolloutSummary) -> None:
+        if not summary.sequences or not summary.content_hash:
+            self.findings.append(Finding(Fault.ROLLOUT_MISSING, f"{expected.name} was never stored"))
+        for sequence in summary.sequences:
+            other = self._expected.setdefault(sequence, expected)
+            if other is not expected:
+                detail = f"{expected.name} and {other.name} name the same ROLLOUTS sequence {sequence}"
+                self.findings.append(Finding(Fault.ROLLOUT_SWAPPED, detail))
+
+    def take(self, sequence: int, payload: bytes) -> None:
+        """Look at the next stored message."""
+        expected = self._expected.pop(sequence, None)
+        if expected is None:
+            self._take_orphan(payload)
+            return
+        expected.parts[sequence] = payload
+        if len(expected.parts) == len(expected.summary.sequences):
+            self._verify(expected, b"".join(expected.parts[s] for s in expected.summary.sequences))
+            expected.parts.clear()
+
+    def finish(self) -> list[Finding]:
+        """What never came, and everything found before."""
+        for sequence, expected in self._expected.items():
+            if sequence > self._purged_to:
+                detail = f"{expected.name}: ROLLOUTS sequence {sequence} is gone, nothing may purge it yet"
+                self.findings.append(Finding(Fault.ROLLOUT_MISSING, detail))
+            else:
+                self.purged += 1
+        return self.findings
+
+    def _take_orphan(self, payload: bytes) -> None:
+        self.orphans += 1
+        rollout = _decode(payload)
+        if rollout is not None:
+            self.attempts[rollout.n].add(rollout.attempt)
+
+    def _verify(self, expected: _Expected, payload: bytes) -> None:
+        self.verified += 1
+        if hashlib.blake2b(payload, digest_size=16).digest() != expected.summary.content_hash:
+            detail = f"{expected.name}: the stored bytes do not have the content hash that its group names"
+            self.findings.append(Finding(Fault.ROLLOUT_SWAPPED, detail))
+            return
+        rollout = _decode(payload)
+        if rollout is None:
+            self.findings.append(Finding(Fault.UNREADABLE, f"{expected.name} cannot be decoded"))
+            return
+        self.attempts[rollout.n].add(rollout.attempt)
+        identity = (rollout.run_id, rollout.n, rollout.attempt, rollout.i)
+        if identity != (self._run_id, expected.group.n, expected.group.attempt, expected.i):
+            detail = f"{expected.name}, attempt {expected.group.attempt}: the stored rollout is {identity}"
+            self.findings.append(Finding(Fault.ROLLOUT_SWAPPED, detail))
+        for what in _differences(rollout, expected.summary):
+            self.findings.append(Finding(Fault.ROLLOUT_DIFFERS, f"{expected.name}: {what}"))
+
+
+def _decode(payload: bytes) -> Rollout | None:
+    """The rollout, or None for what is none: damaged bytes, or one part of several."""
+    rollout = Rollout()
+    try:
+        if zstandard.frame_content_size(payload) > MAX_BYTES:
+            return None
+        rollout.ParseFromString(zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BYTES))
+    except (zstandard.ZstdError, DecodeError):
+        return None
+    return rollout
+
+
+def _differences(rollout: Rollout, summary: RolloutSummary) -> Iterator[str]:
+    tokens = len(rollout.token_ids)
+    if len(rollout.logprobs) != tokens or summary.length != tokens:
+        yield f"{tokens} tokens, {len(rollout.logprobs)} log-probs, its group says {summary.length}"
+    if rollout.finish_reason != summary.finish_reason:
+        yield f"it ended by {rollout.finish_reason}, its group says {summary.finish_reason}"
+    borders = [0, *(s.end for s in rollout.spans)]
+    if [s.start for s in rollout.spans] != borders[:-1] or borders[-1] != tokens:
+        yield f"its version spans do not cover its {tokens} tokens"
+    versions = [(s.version.number, s.version.lineage) for s in rollout.spans if s.end > s.start]
+    named = [(v.number, v.lineage) for v in (summary.oldest_version, summary.newest_version)]
+    if versions and [min(versions), max(versions)] != named:
+        yield f"its tokens are of versions {min(versions)} to {max(versions)}, its group says {named[0]} to {named[1]}"
