@@ -91,7 +91,7 @@ def test_the_table_of_waits_has_every_wait_of_the_code() -> None:
 
 def first_cells(page: str, head: str) -> list[str]:
     """What stands between backticks in the first column of the table with this head."""
-    table = page.split(head)[1].split("\n\n")[0]
+    table = page.split(head)[1].split("\n\n", maxsplit=1)[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
