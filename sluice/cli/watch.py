@@ -62,7 +62,7 @@ class Screen(Protocol):
 @contextmanager
 def view(total_steps: int) -> Iterator[Screen]:
     """A live table on a terminal, else plain lines."""
-    console = Console()
+    console = Console(highlight=False)
     progress = Progress(total_steps)
     if not console.is_terminal:
         yield LineScreen(progress)
