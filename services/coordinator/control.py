@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription
 from services.coordinator.run import Run
 from sluice.errors import TransientError
 from sluice.transport.nats import Bus
-from sluice.types import RunState
+from sluice.types import DropReason, RunState
 from sluice.views import RunAction
 from sluice.wire import subjects
 
@@ -59,7 +59,7 @@ async def _carry_out(run: Run, request: Request) -> None:
         case RunAction.RESUME if state is RunState.PAUSED:
             await run.resume(request.reason or "resumed by request")
         case RunAction.STOP if state is not RunState.STOPPING:
-            await run.cancel()
+            await run.settle(DropReason.CANCELLED)
             await run.change_state(RunState.STOPPING, request.reason or "stopped by request", ends_as=RunState.STOPPED)
 
 

@@ -54,6 +54,8 @@ class _SinceBatch:
     issued: int = 0
     dropped: list[tuple[int, DropReason]] = field(default_factory=list)
     sampled: SamplingStats = field(default_factory=SamplingStats)
+    unrecorded: dict[int, DropReason] = field(default_factory=dict)
+    """Dropped by their outcomes, and not yet named by a record: the next BATCH names them, or a DROP at the end."""
     uncounted: set[int] = field(default_factory=set)
     """Given up by a DROP record before their group was stored: should it still come, its outcomes are statistics."""
 
@@ -157,9 +159,13 @@ class FilterQueue:
             return None
         return self._batch_record(chosen)
 
-    def plan_end(self, reason: DropReason) -> Drop | None:
-        """Settle everything that is still live, because the run ends."""
-        return Drop(tuple(self.live), reason) if self.live else None
+    def plan_end(self, reason: DropReason) -> list[Drop]:
+        """Settle everything on record, because the run ends: what is live, and what the filter has dropped."""
+        drops = [Drop(tuple(self.live), reason)] if self.live else []
+        by_reason: dict[DropReason, list[int]] = {}
+        for n, filtered in self._since.unrecorded.items():
+            by_reason.setdefault(filtered, []).append(n)
+        return drops + [Drop(tuple(groups), filtered) for filtered, groups in by_reason.items()]
 
     def _room(self) -> int:
         if self.rules.rounds:
@@ -245,9 +251,8 @@ class FilterQueue:
                 self._since.issued += count
                 self.tally = replace(self.tally, issued=self.next_n)
             case Drop(groups, reason):
-                self._since.uncounted.update(n for n in groups if self.live[n].group is None)
                 for n in groups:
-                    self._settle(n, reason)
+                    self._commit_drop(n, reason)
             case Batch():
                 self._commit_batch(record)
 
@@ -270,6 +275,7 @@ class FilterQueue:
             self._count(group, reason)
         if reason is not None:
             self._settle(group.n, reason)
+            self._since.unrecorded[group.n] = reason
             return reason
         live.group, live.groups_sequence = group, sequence
         heapq.heappush(self._kept, group.n)
@@ -299,6 +305,13 @@ class FilterQueue:
         self._by_version = +self._by_version
         self.k, self.tally, self._since = batch.k + 1, batch.tally, _SinceBatch()
         self._counted = batch.groups_seen
+
+    def _commit_drop(self, n: int, reason: DropReason) -> None:
+        if self._since.unrecorded.pop(n, None) is not None:
+            return  # the filter had dropped it; now a record says so
+        if self.live[n].group is None:
+            self._since.uncounted.add(n)
+        self._settle(n, reason)
 
     def _settle(self, n: int, reason: DropReason) -> None:
         live = self.live.pop(n)

@@ -114,9 +114,7 @@ def reason_to_end(run: Run) -> str | None:
 
 async def end(run: Run, reason: str) -> None:
     """Settle what is left over; the trainer finishes the batches that it has, and checkpoints."""
-    if drop := run.queue.plan_end(DropReason.RUN_ENDED):
-        await run.drop(drop)
-    await run.take_prompts_back()
+    await run.settle(DropReason.RUN_ENDED)
     await run.change_state(RunState.STOPPING, reason, ends_as=RunState.SUCCEEDED)
 
 

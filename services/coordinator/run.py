@@ -208,14 +208,13 @@ class Run:
             fields["generation_limit"] = self.queue.generation_limit = self.queue.generation_batches + allowance
         await self.change_state(RunState.RUNNING, reason, **fields)
 
-    async def cancel(self) -> None:
-        """Settle what is live because a person stops the run, and take its prompts back from the workers."""
-        if drop := self.queue.plan_end(DropReason.CANCELLED):
-            await self.drop(drop)
-        await self.take_prompts_back()
-
-    async def take_prompts_back(self) -> None:
-        """Delete the prompts that no worker has finished; their groups are settled."""
+    async def settle(self, reason: DropReason) -> None:
+        """Nothing stays live when a run ends: each group is settled on record, and no worker keeps a prompt of it."""
+        for drop in self.queue.plan_end(reason):
+            await self.append(drop)
+            if drop.reason is reason:
+                self.clocks.issued_at.clear()
+                self.metrics.dropped.labels(run=self.id, reason=str(reason)).inc(len(drop.groups))
         await delete_prompts(self.bus, self.id)
 
     # ---------------------------------------------------------------- what comes in

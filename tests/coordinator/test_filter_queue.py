@@ -249,8 +249,28 @@ def test_the_remainder_of_exhausted_data_trains_as_a_short_batch_or_is_dropped(
     world = World(QueueRules(2, 1, 9, train_last=train_last, data_limit=5), random.Random(1), keep=1.0)
     play(world, restarts=False)
     assert [len(batch.groups) for batch in world.batches()] == sizes
-    end = world.queue.plan_end(DropReason.RUN_ENDED)
-    assert (end is not None) == (not train_last)
+    left = [drop for drop in world.queue.plan_end(DropReason.RUN_ENDED) if drop.reason is DropReason.RUN_ENDED]
+    assert bool(left) == (not train_last)
+
+
+@settings(max_examples=40, deadline=None)
+@given(**SCHEDULES)
+def test_when_a_run_ends_early_every_group_is_settled_on_record(
+    seed: int, batch_size: int, staleness: int, keep: float
+) -> None:
+    world = World(QueueRules(batch_size, staleness, 50), random.Random(seed), keep)
+    world.settle()
+    for _ in range(world.rng.randrange(60)):
+        if world.running:
+            world.finish_group()
+        world.settle()
+    for drop in world.queue.plan_end(DropReason.CANCELLED):
+        world.append(drop)
+    recorded = [n for record in world.ledger if isinstance(record, Drop) for n in record.groups]
+    recorded += [n for batch in world.batches() for n, _ in batch.dropped]
+    recorded += [entry.n for batch in world.batches() for entry in batch.groups]
+    assert sorted(recorded) == list(range(world.queue.next_n))
+    world.restart()
 
 
 def test_equal_fractional_outcomes_are_uniform_although_their_deviation_rounds_above_zero() -> None:
