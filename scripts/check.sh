@@ -4,6 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/ruff format --check --quiet .
 .venv/bin/ruff check --quiet .
-.venv/bin/mypy --strict --no-error-summary sluice services
+MYPYPATH=scripts .venv/bin/mypy --strict --no-error-summary sluice services tests scripts $(compgen -G "bench/*.py")
 scripts/proto.sh --check
 echo "check: format, lint, types and stubs are clean"

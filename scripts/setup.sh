@@ -14,6 +14,10 @@ fail() { # one line that says what to do
     exit 2
 }
 
+venv_is_ours() { # a virtual environment cannot be moved: one that came along with a copied folder is made anew
+    [ -x "$bin/python" ] && grep -qF "$PWD/.venv" "$bin/activate" && "$bin/python" -c 'import pip' 2>/dev/null
+}
+
 make_venv() {
     command -v "$python" >/dev/null || fail "$python is not installed; apt-get install python3 python3-venv, or set PYTHON"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -51,11 +55,11 @@ mkdir -p artifacts
 exec 9>artifacts/setup.lock
 flock 9 # another setup in this folder goes first
 
-# What was installed: these inputs, for this place (a virtual environment cannot be moved).
+# What was installed: these inputs, in this place.
 wanted="$(cat pyproject.toml constraints.txt scripts/setup.sh | cksum) $PWD"
 if [ "$(cat .venv/setup-stamp 2>/dev/null)" != "$wanted" ]; then
     echo "setting up .venv (once) ..."
-    make_venv
+    venv_is_ours || make_venv
     install_with_uv || install_with_pip || fail "the packages could not be installed; the lines above say why"
     echo "$wanted" >.venv/setup-stamp
 fi
