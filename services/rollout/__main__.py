@@ -18,7 +18,7 @@ from services.rollout.loop import Settings, Worker
 from services.rollout.presence import LiveStatus
 from services.rollout.run import RunFinder
 from sluice.errors import ConfigError, SluiceError
-from sluice.telemetry import configure_logging, get_logger, instance_name, serve_metrics
+from sluice.telemetry import Logger, configure_logging, get_logger, instance_name, serve_metrics
 from sluice.transport.nats import Bus
 
 
@@ -57,7 +57,7 @@ async def _run(config: WorkerConfig) -> None:
     finally:
         await engine.close()
         await live.close()
-        await bus.close()
+        await _close(bus, log)
         probes.close()
     log.info("worker_stopped")
 
@@ -73,6 +73,14 @@ async def _connect(config: WorkerConfig, name: str) -> Bus:
             "(SLUICE_NATS_DEADLINE_SECONDS)"
         ) from None
     return bus
+
+
+async def _close(bus: Bus, log: Logger) -> None:
+    """A server that is away must not turn an orderly end into a failure: nothing unsaid is left at this point."""
+    try:
+        await bus.close()
+    except (OSError, nats.errors.Error) as error:
+        log.warning("nats_not_closed", error=str(error))
 
 
 async def _serve_with_engine(worker: Worker, process: EngineProcess, stop: asyncio.Event) -> None:

@@ -13,7 +13,7 @@ from services.rollout.engine import Engine
 from services.rollout.gate import Gate
 from services.rollout.run import Run
 from sluice.errors import TransientError, WaitTimeoutError, WeightError
-from sluice.transport.log import follow_stream
+from sluice.transport.log import follow_stream, read_stream
 from sluice.transport.queues import publish_event
 from sluice.types import PolicyVersion, TrainerRecord, Version
 from sluice.weights.fetch import fetch_version
@@ -38,18 +38,22 @@ class WeightSync:
         self._log = run.log
         self._seconds = run.spec.deadlines.weight_sync_seconds
         self._announced: dict[PolicyVersion, Version] = {}
+        self._caught_up = asyncio.Event()
         self._news = asyncio.Event()
         self._changed = asyncio.Condition()
         self.held: PolicyVersion | None = None
 
     async def follow(self) -> None:
         """Take note of each announced version, for ever."""
-        subject, last = subjects.trainer(self._run.id), 0
+        bus, subject, last = self._run.bus, subjects.trainer(self._run.id), 0
         while True:
             try:
-                async for sequence, payload, _ in follow_stream(self._run.bus, subjects.TRAINER, subject, last + 1):
+                if not self._caught_up.is_set():
+                    async for last, payload, _ in read_stream(bus, subjects.TRAINER, subject, last + 1):
+                        self._note(decode_trainer(payload))
+                    self._caught_up.set()
+                async for last, payload, _ in follow_stream(bus, subjects.TRAINER, subject, last + 1):
                     self._note(decode_trainer(payload))
-                    last = sequence
             except TimeoutError:  # the client's own, from between two requests: nothing is lost
                 continue
 
@@ -69,6 +73,7 @@ class WeightSync:
                       for as long as the run lives, said in the log, the metrics and an alarm each deadline
         """
         failing_since: float | None = None
+        await self._caught_up.wait()
         while True:
             try:
                 await self._check_engine()
@@ -168,7 +173,7 @@ class WeightSync:
     async def _tell(self, version: PolicyVersion, seconds: float, nbytes: int) -> None:
         metrics.WEIGHT_SYNC_SECONDS.observe(seconds)
         self._log.info("weights_applied", version=str(version), seconds=round(seconds, 3), bytes=nbytes)
-        fields = {"version": str(version), "seconds": seconds, "bytes": nbytes, "engine": self._engine.url}
+        fields = {"worker": self._run.worker, "version": str(version), "seconds": seconds, "bytes": nbytes}
         await publish_event(self._run.bus, self._run.id, "weights_applied", fields)
         await asyncio.to_thread(remove_old, self._cache, self._run.id, CACHED_VERSIONS, [version])
 

@@ -13,29 +13,20 @@ from services.rollout.engine import Engine
 from services.rollout.loop import Settings, Worker
 from services.rollout.presence import LiveStatus
 from services.rollout.run import RunFinder
-from sluice.models import tiny
 from sluice.telemetry import get_logger
 from sluice.transport.nats import Bus
-from tests.rollout.stage import ROOT, EngineServer, RewardServer, Stage, WorkerProcess, endless_model
+from tests.rollout.stage import EngineServer, RewardServer, Stage, WorkerProcess, endless_model
 
 StartWorker = Callable[..., Awaitable[asyncio.Event]]
 StartProcess = Callable[..., WorkerProcess]
 
 
 @pytest.fixture(scope="session")
-def model() -> Path:
-    """The tiny model where `make setup` puts it; made here when it is not there yet."""
-    target = ROOT / "models" / "tiny"
-    tiny.make(target)
-    return target
-
-
-@pytest.fixture(scope="session")
-def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, ...]]:
+def servers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, ...]]:
     """Two engines, started together: the tiny model, and its copy that ends no response by itself."""
     folder = tmp_path_factory.mktemp("engines")
-    endless = endless_model(model, folder / "endless")
-    engines = tuple(EngineServer(m, folder / f"{i}.log") for i, m in enumerate((model, endless)))
+    endless = endless_model(tiny_model, folder / "endless")
+    engines = tuple(EngineServer(m, folder / f"{i}.log") for i, m in enumerate((tiny_model, endless)))
     for engine in engines:
         engine.wait()
     yield engines
@@ -62,8 +53,8 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardServer]:
 
 
 @pytest.fixture
-async def stage(bus: Bus, model: Path, tmp_path: Path) -> Stage:
-    return Stage(bus, model, tmp_path)
+async def stage(bus: Bus, tiny_model: Path, tmp_path: Path) -> Stage:
+    return Stage(bus, tiny_model, tmp_path)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ class SglangServer:
 
     def answer(self, route: str, body: Body) -> Answer | None:
         """None: the connection is cut."""
-        return getattr(self, f"_{route[1:]}", self._unknown)(body)  # type: ignore[no-any-return]  # routes by name
+        return getattr(self, f"_{route[1:]}", self._unknown)(body)
 
     def _unknown(self, body: Body) -> Answer:
         return 404, {"detail": "Not Found"}

@@ -125,6 +125,23 @@ async def test_an_aborted_sample_is_no_rollout_and_does_not_count_as_an_attempt(
     assert {s.length for s in group.rollouts} == {2}
 
 
+async def test_an_engine_that_is_slow_loses_the_prompt_but_slowness_never_fails_it(
+    stage: Stage, server: SglangServer, start_worker: StartWorker
+) -> None:
+    healthy, slow = server.generate, iter(range(2))
+
+    def generate(body: Body) -> Answer | None:
+        return healthy(body) if next(slow, None) is None else slowly(healthy, 1.0)(body)
+
+    server.generate = generate
+    await stage.open(rollout__max_attempts=1, deadlines__generate_seconds=0.3)
+    await stage.publish(0)
+    await start_worker(server.url)
+    await stage.offer(stage.prompt(0))
+    assert (await stage.groups(1))[0].status == GroupStatus.SCORED
+    assert len(server.bodies("/generate")) == 3
+
+
 async def test_tokens_older_than_the_prompt_may_see_are_never_stored(
     stage: Stage, server: SglangServer, start_worker: StartWorker
 ) -> None:

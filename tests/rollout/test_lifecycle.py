@@ -136,10 +136,10 @@ async def test_a_run_with_another_config_hash_is_refused_and_others_are_served(
 
 
 async def test_the_worker_starts_restarts_and_stops_the_engine_it_sits_beside(
-    stage: Stage, start_process: StartProcess, model: Path
+    stage: Stage, start_process: StartProcess, tiny_model: Path
 ) -> None:
     port = free_port()
-    command = f"{sys.executable} -m services.engine --model {model} --port {port}"
+    command = f"{sys.executable} -m services.engine --model {tiny_model} --port {port}"
     await stage.open()
     await stage.publish(0)
     worker = start_process(f"http://127.0.0.1:{port}", SLUICE_ENGINE_COMMAND=command)
