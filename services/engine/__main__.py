@@ -20,6 +20,7 @@ from services.engine.weights import Weights, WeightsError
 from sluice.telemetry import configure_logging, get_logger
 
 SHUTDOWN_SECONDS = 3
+EXIT_POLL_SECONDS = 0.05
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -59,15 +60,24 @@ async def serve(engine: Engine, config: EngineConfig, started: float) -> int:
     thread.start()
     engine.metrics.startup.set(time.monotonic() - started)
     logger.info("engine_starting_http", host=config.host, port=config.port, model=str(config.model))
+    closing = asyncio.create_task(_end_samples_on_exit(server, engine, completions))
     try:
         await server.serve()
     finally:
+        closing.cancel()
         completions.loop.stop()
         thread.join()
     if completions.loop.failure is not None:
         logger.error("engine_failed", error=repr(completions.loop.failure))
         return 1
     return 0
+
+
+async def _end_samples_on_exit(server: uvicorn.Server, engine: Engine, completions: Completions) -> None:
+    """Once the server is told to leave, answer the waiting requests with what they have: else they would hold it."""
+    while not server.should_exit:
+        await asyncio.sleep(EXIT_POLL_SECONDS)
+    completions.loop.call_and_report(lambda: engine.abort(lambda sample: True, "The engine is shutting down"))
 
 
 def main() -> None:

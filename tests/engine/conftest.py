@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.engine_calls import StartEngine, reset
+from tests.engine.engine_calls import StartedEngine, StartEngine, reset
 from tests.engine.judge import Judge
 
 START_SECONDS = 60.0
@@ -59,22 +59,22 @@ def start_engine(tiny_model: Path) -> Iterator[StartEngine]:
     """Start an engine process with the given flags; returns a client of it. All end with the session."""
     with ExitStack() as stack:
 
-        def start(*flags: str, model: Path = tiny_model) -> httpx.Client:
+        def start(*flags: str, model: Path = tiny_model) -> StartedEngine:
             port = free_port()
             command = [sys.executable, "-m", "services.engine", "--model", str(model), "--port", str(port), *flags]
             process = stack.enter_context(subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}))
             stack.callback(process.terminate)
-            client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0))
-            wait_until_ready(client, process)
+            client = stack.enter_context(StartedEngine(port, process))
+            wait_until_ready(client)
             return client
 
         yield start
 
 
-def wait_until_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
+def wait_until_ready(client: StartedEngine) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        assert process.poll() is None, f"the engine ended with code {process.returncode} while starting"
+        assert client.process.poll() is None, f"the engine ended with code {client.process.returncode} while starting"
         try:
             if client.get("/ready").status_code == 200:
                 return

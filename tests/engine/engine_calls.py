@@ -1,6 +1,8 @@
 """Calls of the engine's HTTP API that several tests make."""
 
 import json
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +12,18 @@ import httpx
 
 PROMPT = [8, 15, 9, 18]  # "3+4=" in the tiny model's vocabulary
 LONG = 600
+WAIT_SECONDS = 20.0
 
-StartEngine = Callable[..., httpx.Client]
+
+class StartedEngine(httpx.Client):
+    """A client of an engine process that this test session started."""
+
+    def __init__(self, port: int, process: "subprocess.Popen[bytes]") -> None:
+        super().__init__(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
+        self.process = process
+
+
+StartEngine = Callable[..., StartedEngine]
 
 
 def sampling(**changes: Any) -> dict[str, Any]:
@@ -69,3 +81,17 @@ def reset(client: httpx.Client, tiny_model: Path) -> httpx.Client:
     body = {"model_path": str(tiny_model), "weight_version": "v0"}
     assert client.post("/update_weights_from_disk", json=body).json()["success"]
     return client
+
+
+def running(engine: httpx.Client) -> int:
+    """How many samples our engine decodes now."""
+    count: int = engine.get("/v1/loads").json()["loads"][0]["num_running_reqs"]
+    return count
+
+
+def wait_until_running(engine: httpx.Client, count: int) -> None:
+    """Return once our engine decodes `count` samples; fails after WAIT_SECONDS."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while running(engine) != count:
+        assert time.monotonic() < deadline, f"{running(engine)} samples run, expected {count}"
+        time.sleep(0.01)

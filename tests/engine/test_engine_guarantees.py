@@ -20,28 +20,17 @@ from tests.engine.engine_calls import (
     long_stream,
     metric,
     output_logprobs,
+    running,
     sampling,
+    wait_until_running,
 )
 from tests.engine.judge import Judge
 
-WAIT_SECONDS = 20.0
 VOCABULARY = 19
 
 
 def checksums(engine: httpx.Client) -> Any:
     return engine.post("/weights_checker", json={"action": "checksum"}).json()["ranks"]
-
-
-def running(engine: httpx.Client) -> int:
-    count: int = engine.get("/v1/loads").json()["loads"][0]["num_running_reqs"]
-    return count
-
-
-def wait_until_running(engine: httpx.Client, count: int) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while running(engine) != count:
-        assert time.monotonic() < deadline, f"{running(engine)} samples run, expected {count}"
-        time.sleep(0.01)
 
 
 def test_the_samples_of_a_group_share_one_prefill(engine: httpx.Client) -> None:

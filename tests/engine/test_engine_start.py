@@ -1,13 +1,20 @@
-"""Starting the engine with settings or models it cannot use."""
+"""How the engine starts and ends."""
 
 import json
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
-from services.engine.config import read_config
+from services.engine.__main__ import build_engine
+from services.engine.config import EngineConfig, read_config
+from services.engine.loop import EngineLoop
+from services.engine.request import Sample, SamplingParams
+from tests.engine.engine_calls import PROMPT, StartEngine, sampling, wait_until_running
 
 
 def test_flags_come_before_the_environment_and_the_environment_before_defaults(tmp_path: Path) -> None:
@@ -38,3 +45,28 @@ def test_a_model_of_another_kind_is_a_start_error_that_names_what_is_supported(t
     assert run.returncode == 1
     assert "model_type=mamba" in run.stderr
     assert "llama, qwen2" in run.stderr
+
+
+def test_a_terminated_engine_answers_its_requests_with_what_they_have(start_engine: StartEngine) -> None:
+    client = start_engine()
+    body = {"input_ids": PROMPT, "sampling_params": sampling(n=16, max_new_tokens=2000, ignore_eos=True)}
+    with ThreadPoolExecutor() as pool:
+        pending = pool.submit(client.post, "/generate", json=body)
+        wait_until_running(client, 16)
+        client.process.send_signal(signal.SIGTERM)
+        answers = pending.result().json()
+    assert {answer["meta_info"]["finish_reason"]["type"] for answer in answers} == {"abort"}
+    assert client.process.wait(timeout=10) in (0, -signal.SIGTERM)
+    with pytest.raises(httpx.TransportError):
+        client.get("/health")
+
+
+def test_a_failed_step_ends_the_loop_and_names_its_failure(tiny_model: Path) -> None:
+    engine = build_engine(EngineConfig(model=tiny_model))
+    loop = EngineLoop(engine, publish=lambda samples: None)
+    whole = SamplingParams(8, 1.0, 1.0, -1, 0.0, frozenset(), ignore_eos=True)
+    # Past the checks of the HTTP edge: a token that the embedding does not have.
+    loop.submit([Sample("s", "r", (10_000,), whole, seed=0)])
+    with pytest.raises(IndexError):
+        loop.run()
+    assert isinstance(loop.failure, IndexError)
