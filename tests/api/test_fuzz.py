@@ -20,7 +20,7 @@ from tests.api.run_shelf import RunShelf, ThreadServer
 SPEC: dict[str, Any] = load_run_spec(CONFIGS / "demo.toml").model_dump(mode="json")
 PATHS = [(s, k) for s, values in SPEC.items() if isinstance(values, dict) for k in values] + [(s,) for s in SPEC]
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=5,
 )

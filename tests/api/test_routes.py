@@ -70,6 +70,15 @@ async def test_numbers_written_as_text_are_not_guessed_at(http: httpx.AsyncClien
     assert problem(await http.post("/v1/runs", json=fields), 422)["field"] == "trainer.total_steps"
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_a_number_that_is_none_is_refused(http: httpx.AsyncClient, spec: RunSpec, number: str) -> None:
+    body = spec.canonical_json.replace('"lr":0.0005', f'"lr":{number}')
+    assert number in body
+    answer = await http.post("/v1/runs", content=body)
+    problem(answer, answer.status_code)
+    assert answer.status_code in (400, 422)
+
+
 async def test_a_fault_that_only_the_deployment_sees_is_the_callers_too(http: httpx.AsyncClient, spec: RunSpec) -> None:
     fields = spec.model_dump(mode="json")
     fields["model"]["path"] = "nowhere"
