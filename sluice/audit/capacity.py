@@ -32,9 +32,9 @@ class _Window:
 def check_capacity(
     books: Books, ledger: Iterable[Stored[LedgerRecord]], stored: StoredGroups, unrecorded: Sequence[int]
 ) -> list[Finding]:
-    """Replay LEDGER in order; `unrecorded` are the drops after the last batch, which no record has yet."""
+    """Replay LEDGER in order; `unrecorded` are drops by outcome after the last batch that no record names yet."""
     windows = [_Window(_dropped_by_outcome(batch, books), stored) for batch in books.batches]
-    windows.append(_Window(unrecorded, stored))
+    windows.append(_Window([*books.filtered_since_batch, *unrecorded], stored))
     findings: list[Finding] = []
     batches = dropped = 0
     for entry in ledger:
@@ -43,7 +43,7 @@ def check_capacity(
                 dropped += windows[batches].size
                 batches += 1
             case "drop":
-                dropped += len(entry.message.drop.groups)
+                dropped += sum(n in books.given_up for n in entry.message.drop.groups)
             case "issue":
                 issue = entry.message.issue
                 used = issue.first + issue.count - dropped - windows[batches].settled_before(issue)

@@ -8,7 +8,7 @@ from sluice.audit.findings import Fault, Finding, span
 from sluice.audit.ledger import Books
 from sluice.audit.outcomes import BY_OUTCOME, reason_to_drop
 from sluice.audit.reading import Stored
-from sluice.wire.v1.ledger_pb2 import Batch, BatchGroup, Floors
+from sluice.wire.v1.ledger_pb2 import BatchGroup, Floors
 from sluice.wire.v1.rollouts_pb2 import Group
 
 
@@ -52,7 +52,7 @@ def settle_by_outcome(books: Books, stored: StoredGroups) -> dict[int, str]:
 
 
 def check_unsettled(books: Books, stored: StoredGroups, prompts: set[int], settled: dict[int, str]) -> list[Finding]:
-    """Each live group must be stored or on offer; after the end there must be none."""
+    """Each live group must be stored or on offer; a run that has completed leaves none."""
     open_groups = books.live - settled.keys()
     held = {n for n in open_groups if n in prompts or stored.of(n) is not None}
     gone = {n for n in open_groups - held if books.ended or n < books.published} - books.lost
@@ -62,7 +62,7 @@ def check_unsettled(books: Books, stored: StoredGroups, prompts: set[int], settl
         findings.append(
             Finding(Fault.LOST, f"groups {span(gone)} are live but have neither a prompt nor a stored group")
         )
-    if books.ended and held:
+    if books.completed and held:
         findings.append(
             Finding(Fault.UNSETTLED, f"the run has {books.state}, but groups {span(held)} neither trained nor dropped")
         )
@@ -76,8 +76,7 @@ def check_groups(books: Books, stored: StoredGroups, purged: Floors) -> list[Fin
         for entry in batch.groups:
             findings += _check_kept(books, batch.k, entry)
             findings += _check_stored(books, batch.k, entry, stored, purged)
-        findings += _check_reasons(books, batch, stored)
-    return findings
+    return findings + _check_reasons(books, stored)
 
 
 def _check_kept(books: Books, k: int, entry: BatchGroup) -> list[Finding]:
@@ -113,17 +112,17 @@ def _check_stored(books: Books, k: int, entry: BatchGroup, stored: StoredGroups,
     return []
 
 
-def _check_reasons(books: Books, batch: Batch, stored: StoredGroups) -> list[Finding]:
+def _check_reasons(books: Books, stored: StoredGroups) -> list[Finding]:
     findings = []
-    for dropped in batch.dropped:
-        if dropped.reason not in BY_OUTCOME or dropped.n in books.given_up or not stored.is_whole(dropped.n):
+    for n, reason in books.dropped.items():
+        if reason not in BY_OUTCOME or n in books.given_up or not stored.is_whole(n):
             continue
-        group = stored.of(dropped.n)
+        group = stored.of(n)
         if group is None:
-            detail = f"group {dropped.n}, dropped before batch {batch.k}: not stored, nothing may purge it yet"
+            detail = f"group {n}, dropped as {reason}: not stored, nothing may purge it yet"
             findings.append(Finding(Fault.GROUP_MISSING, detail))
-        elif (own := reason_to_drop(group, books.rules)) != dropped.reason:
-            detail = f"group {dropped.n} was dropped as {dropped.reason}; its outcomes say {own or 'keep'}"
+        elif (own := reason_to_drop(group, books.rules)) != reason:
+            detail = f"group {n} was dropped as {reason}; its outcomes say {own or 'keep'}"
             findings.append(Finding(Fault.REASON, detail))
     return findings
 
@@ -139,18 +138,16 @@ def check_order(books: Books, stored: StoredGroups) -> list[Finding]:
     at = 0
     for batch in books.batches:
         numbers = [entry.n for entry in batch.groups]
+        youngest = max(numbers, default=0)
         taken.update(numbers)
-        while at < len(ready) and ready[at] < max(numbers, default=0):
+        while at < len(ready) and ready[at] < youngest:
             passed_over.add(ready[at])
             at += 1
         passed_over -= taken
         seen = max([batch.groups_seen, *(entry.groups_sequence for entry in batch.groups)])
-        if left := {n for n in passed_over if sequences[n] <= seen}:
-            findings.append(
-                Finding(
-                    Fault.ORDER, f"batch {batch.k} takes group {max(numbers)} and leaves {span(left)}, stored before"
-                )
-            )
+        if left := {n for n in passed_over if n < youngest and sequences[n] <= seen}:
+            detail = f"batch {batch.k} takes group {youngest} and leaves {span(left)}, stored before"
+            findings.append(Finding(Fault.ORDER, detail))
     return findings
 
 

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sluice.audit.findings import Fault, Finding, span
+from sluice.audit.outcomes import BY_OUTCOME
 from sluice.audit.reading import Stored
 from sluice.audit.rules import Rules, hash_of_spec
 from sluice.wire.v1.ledger_pb2 import Batch, Drop, Issue, LedgerRecord, RunCreated, StateChange
 
 TERMINAL = frozenset({"stopped", "succeeded", "failed"})
-ENDING = TERMINAL | {"stopping"}
 
 
 class Books:
@@ -33,7 +33,7 @@ class Books:
         self.dropped: dict[int, str] = {}
         """Issue number -> reason."""
         self.given_up: set[int] = set()
-        """Those of `dropped` that a DROP record settled, whatever their outcomes were."""
+        """Those of `dropped` that a DROP record settled for another reason than their outcomes."""
         self.twice: set[int] = set()
         self.lost: set[int] = set()
         self.published = 0
@@ -46,11 +46,21 @@ class Books:
     def ended(self) -> bool:
         return self.state in TERMINAL
 
+    @property
+    def completed(self) -> bool:
+        """Ended in order, with everything settled and trained: not `failed`."""
+        return self.state in ("stopped", "succeeded")
+
     def issue_of(self, n: int) -> Issue | None:
         """The ISSUE record that covers `n`."""
         at = bisect_right(self.issues, n, key=lambda issue: issue.first) - 1
         found = self.issues[at] if at >= 0 else None
         return found if found is not None and n < found.first + found.count else None
+
+    @property
+    def filtered_since_batch(self) -> list[int]:
+        """Groups that DROP records after the last batch name as dropped by their outcomes."""
+        return [n for n in self._awaiting_batch if n not in self.given_up]
 
     def take(self, entry: Stored[LedgerRecord]) -> None:
         """Count the next record."""
@@ -110,8 +120,9 @@ class Books:
         for n in drop.groups:
             if self._may_settle(n, f"a DROP record ({drop.reason})"):
                 self._settle(n, drop.reason)
-                self.given_up.add(n)
                 self._awaiting_batch[n] = drop.reason
+                if drop.reason not in BY_OUTCOME:
+                    self.given_up.add(n)
 
     def _take_batch(self, batch: Batch) -> None:
         where = f"batch {batch.k}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ from sluice.errors import ConfigError
 from sluice.transport.nats import Bus
 
 PASSES = 4
+CONNECT_SECONDS = 5.0
 
 
 async def audit(bus: Bus | str, run_id: str) -> AuditReport:
@@ -38,7 +40,7 @@ async def audit(bus: Bus | str, run_id: str) -> AuditReport:
         ConfigError: no server answers, or it has no such run.
     """
     if isinstance(bus, str):
-        connection = await Bus.connect(bus, "audit")
+        connection = await _connect(bus)
         try:
             return await audit(connection, run_id)
         finally:
@@ -53,6 +55,17 @@ async def audit(bus: Bus | str, run_id: str) -> AuditReport:
         if standing:
             break
     return report
+
+
+async def _connect(url: str) -> Bus:
+    """Services wait for a server that is still starting; a person who asks is told."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            return await Bus.connect(url, "audit")
+    except TimeoutError:
+        raise ConfigError(
+            f"no NATS server answers at {url} within {CONNECT_SECONDS:g} s; name another one, or start it"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ def _ledger_findings(a: _Accounts) -> list[Finding]:
         *a.staleness.findings,
         *a.rollouts.finish(),
     ]
-    if a.books.state in ("stopped", "succeeded") and a.weights.covered < len(a.books.batches):
+    if a.books.completed and a.weights.covered < len(a.books.batches):
         covered = f"its checkpoint covers {a.weights.covered}"
         detail = f"the run has {a.books.state} with {len(a.books.batches)} batches, {covered}"
         findings.append(Finding(Fault.UNTRAINED, detail))

@@ -122,7 +122,7 @@ class World:
 
     def end(self) -> None:
         """Settle what is left, train it, and succeed."""
-        if drop := self.queue.plan_end(DropReason.RUN_ENDED):
+        for drop in self.queue.plan_end(DropReason.RUN_ENDED):
             self.record(drop)
         self.prompts.clear()
         self.record(StateChange(RunState.STOPPING, "all training steps have their batch"))
@@ -198,8 +198,11 @@ class World:
 
     def start_trainer(self, restored: int = 0) -> None:
         self.lineage, self.steps = self.lineage + 1, restored
-        self.trainer.append(Lineage(self.lineage, f"trainer-{self.lineage}", restored))
+        self.announce(Lineage(self.lineage, f"trainer-{self.lineage}", restored))
         self.publish()
+
+    def announce(self, record: TrainerRecord) -> None:
+        self.trainer.append(record)
 
     def restart_trainer(self) -> None:
         """All ranks die; the next lineage starts from the newest checkpoint and replays what it lacks."""
@@ -210,7 +213,7 @@ class World:
 
     def publish(self) -> None:
         version = PolicyVersion(self.steps, self.lineage)
-        self.trainer.append(Version(version, "file:///weights", "hash", self.chain[self.steps].hex()))
+        self.announce(Version(version, "file:///weights", "hash", self.chain[self.steps].hex()))
         self.queue.publish(self.steps)
 
     def train(self) -> None:
@@ -222,7 +225,7 @@ class World:
 
     def save(self) -> None:
         before = [r.k for r in self.trainer if isinstance(r, Checkpoint)]
-        self.trainer.append(self.make_checkpoint())
+        self.announce(self.make_checkpoint())
         if before:
             self.purge(self.batches[max(before) - 1].floors)
 
@@ -240,12 +243,15 @@ class World:
 
     # ---------------------------------------------------------------- all of it
 
+    def begin(self) -> None:
+        self.start_trainer()
+        self.record(StateChange(RunState.RUNNING, "a trainer and a rollout worker have joined"))
+
     def play(self, steps: int | None = None) -> World:
         """Workers and the trainer take turns at random until `steps` batches are trained; all ends the run."""
         total = self.spec.trainer.total_steps
         if not self.lineage:
-            self.start_trainer()
-            self.record(StateChange(RunState.RUNNING, "a trainer and a rollout worker have joined"))
+            self.begin()
         while self.steps < (steps or total):
             self.coordinate()
             in_flight = list(self.queue.in_flight_groups())
