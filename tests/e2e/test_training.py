@@ -1,0 +1,92 @@
+"""A real model learns, through all the real services, and everybody's books agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sluice.transport.log import ledger_log, trainer_log
+from sluice.transport.nats import Bus
+from sluice.types import Issue, RunState, Version
+from sluice.views import RunAction
+from tests.e2e.local_stack import LocalStack, assert_clean, local_stack, tiny, wait_for, wait_for_steps
+
+pytestmark = [pytest.mark.usefixtures("tiny_model"), pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[LocalStack]:
+    with local_stack("e2e") as running:
+        yield running
+
+
+async def test_the_reward_over_all_sampled_groups_rises(stack: LocalStack) -> None:
+    async with stack.client() as client:
+        run = await client.create(tiny(trainer__total_steps=40))
+        final = await wait_for(client, run.id, RunState.SUCCEEDED, RunState.FAILED)
+        steps = await client.steps(run.id)
+    assert final.state is RunState.SUCCEEDED
+    rewards = [step.batch.reward_mean or 0.0 for step in steps]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.08
+    assert [step.step for step in steps] == list(range(40))
+    assert all(step.training is not None and step.training.groups == 16 for step in steps)
+    assert_clean(stack.audit(run.id), trained=40 * 16)
+
+
+async def test_on_policy_runs_generate_nothing_while_the_trainer_holds_the_batch(stack: LocalStack) -> None:
+    async with stack.client() as client:
+        run = await client.create(tiny(trainer__total_steps=5, asynchrony__max_staleness=0))
+        await wait_for(client, run.id, RunState.SUCCEEDED)
+        steps = await client.steps(run.id)
+    assert all(set(step.batch.staleness) == {"0"} for step in steps)
+    bus = await Bus.connect(stack.state.nats_url, "test")
+    issued = [e for e in await ledger_log(bus, run.id).read() if isinstance(e.record, Issue)]
+    published = {
+        e.record.version.number: e.time for e in await trainer_log(bus, run.id).read() if isinstance(e.record, Version)
+    }
+    await bus.close()
+    for entry in issued:
+        assert isinstance(entry.record, Issue)
+        assert entry.time > published[entry.record.version]
+    assert stack.audit(run.id)["staleness_histogram"] == {"0": 5 * 16 * 8}
+
+
+async def test_weights_over_grpc_train_as_well_and_no_worker_reads_a_shared_path(stack: LocalStack) -> None:
+    async with stack.client() as client:
+        run = await client.create(tiny(trainer__total_steps=4, weights__transport="grpc"))
+        await wait_for(client, run.id, RunState.SUCCEEDED)
+        versions = await client.versions(run.id)
+    assert all(version.uri.startswith("grpc://") for version in versions)
+    assert_clean(stack.audit(run.id), trained=4 * 16)
+
+
+async def test_pause_stops_the_steps_resume_goes_on_and_stop_ends_with_nothing_lost(stack: LocalStack) -> None:
+    async with stack.client() as client:
+        run = await client.create(tiny(trainer__total_steps=400))
+        await wait_for_steps(client, run.id, 2)
+        await client.control(run.id, RunAction.PAUSE)
+        paused = await wait_for(client, run.id, RunState.PAUSED)
+        await client.control(run.id, RunAction.RESUME)
+        await wait_for_steps(client, run.id, paused.batches + 2)
+        await client.control(run.id, RunAction.STOP, "seen enough")
+        final = await wait_for(client, run.id, RunState.STOPPED)
+        checkpoints = await client.checkpoints(run.id)
+    assert final.reason == "seen enough" and final.counts.live == 0
+    assert checkpoints[-1].k == final.batches == final.training_steps
+    assert_clean(stack.audit(run.id), trained=final.batches * 16)
+
+
+async def test_rounds_mode_trains_on_policy_and_calls_the_rest_surplus(stack: LocalStack) -> None:
+    spec = tiny(
+        trainer__total_steps=3,
+        asynchrony__max_staleness=0,
+        filter__mode="rounds",
+        filter__gen_batch_size=24,
+    )
+    async with stack.client() as client:
+        run = await client.create(spec)
+        final = await wait_for(client, run.id, RunState.SUCCEEDED)
+    assert final.counts.issued % 24 == 0
+    assert final.counts.dropped["surplus"] > 0
+    assert_clean(stack.audit(run.id), trained=3 * 16)
