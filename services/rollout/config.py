@@ -85,6 +85,5 @@ class WorkerConfig(BaseModel):
             first = error.errors()[0]
             field = str(first["loc"][0])
             shown = "***" if field in SECRETS else first["input"]
-            raise ConfigError(f"{ENVIRONMENT[field]}={shown}: {first['msg']}") from None
-        except ValueError as error:  # quotes that do not close
-            raise ConfigError(f"{ENVIRONMENT['engine_command']}: {error}") from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{ENVIRONMENT[field]}={shown}: {message}") from None

@@ -6,6 +6,7 @@ It computes nothing: it is there to show that the worker's client reads what the
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def stopped(tokens: list[int], version: str = "v0.1") -> Body:
 class SglangServer:
     """Generation is a function given by the test; everything else behaves as measured."""
 
-    def __init__(self, api_key: str | None = None, admin_api_key: str | None = None) -> None:
+    def __init__(self, api_key: str | None = None, admin_api_key: str | None = None, port: int = 0) -> None:
         self.api_key, self.admin_api_key = api_key, admin_api_key
         self.weight_version = "default"
         self.requests: list[tuple[str, Body]] = []
@@ -65,7 +66,7 @@ class SglangServer:
         self.in_flight = 0
         self._running = threading.Event()
         self._running.set()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"played": self}))
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"played": self}))
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05})
@@ -181,3 +182,7 @@ def slowly(answer: Callable[[Body], Answer | None], seconds: float) -> Callable[
         return answer(body)
 
     return wait
+
+
+if __name__ == "__main__":
+    SglangServer(port=int(sys.argv[1]))

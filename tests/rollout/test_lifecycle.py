@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from services.rollout.config import WorkerConfig
+from sluice.errors import ConfigError
 from sluice.transport.log import ledger_log
 from sluice.types import GroupStatus, RunCreated, Sampling
 from tests.rollout.conftest import StartProcess, StartWorker
@@ -136,10 +139,10 @@ async def test_a_run_with_another_config_hash_is_refused_and_others_are_served(
 
 
 async def test_the_worker_starts_restarts_and_stops_the_engine_it_sits_beside(
-    stage: Stage, start_process: StartProcess, tiny_model: Path
+    stage: Stage, start_process: StartProcess
 ) -> None:
     port = free_port()
-    command = f"{sys.executable} -m services.engine --model {tiny_model} --port {port}"
+    command = f"{sys.executable} -m tests.rollout.sglang {port}"
     await stage.open()
     await stage.publish(0)
     worker = start_process(f"http://127.0.0.1:{port}", SLUICE_ENGINE_COMMAND=command)
@@ -160,7 +163,7 @@ async def test_the_worker_starts_restarts_and_stops_the_engine_it_sits_beside(
 def _engine_pid(port: int) -> int:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         words = path.read_bytes().split(b"\0")
-        if b"services.engine" in words and str(port).encode() in words:
+        if b"tests.rollout.sglang" in words and str(port).encode() in words:
             return int(path.parent.name)
     raise AssertionError(f"no engine at port {port}")
 
@@ -180,18 +183,30 @@ def test_a_worker_process_loads_no_torch() -> None:
     [
         ("SLUICE_MAX_GROUPS_IN_FLIGHT", "0", "SLUICE_MAX_GROUPS_IN_FLIGHT=0: "),
         ("SLUICE_ENGINE_URL", "localhost:30000", "SLUICE_ENGINE_URL=localhost:30000: "),
-        (
-            "SLUICE_NATS_URL",
-            "nats://127.0.0.1:1",
-            "SLUICE_NATS_URL=nats://127.0.0.1:1: no NATS server answers within 1 s",
-        ),
+        ("SLUICE_ENGINE_COMMAND", "python 'unclosed", "SLUICE_ENGINE_COMMAND=python 'unclosed: No closing quotation"),
+        ("SLUICE_WORKER_NAME", "a.b", "SLUICE_WORKER_NAME=a.b: "),
     ],
 )
-def test_a_fault_of_the_configuration_is_one_line_and_exit_status_2(
-    start_process: StartProcess, name: str, value: str, says: str
-) -> None:
-    worker = start_process("http://127.0.0.1:1", SLUICE_NATS_DEADLINE_SECONDS="1", **{name: value})
+def test_a_fault_of_the_configuration_names_the_variable_and_its_value(name: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        WorkerConfig.from_environment({name: value})
+
+
+def test_settings_come_from_the_environment_and_empty_variables_count_as_unset() -> None:
+    config = WorkerConfig.from_environment(
+        {
+            "SLUICE_REWARD_ADDRESSES": "a:1, b:2",
+            "SLUICE_ENGINE_COMMAND": "python -m services.engine --model 'my model'",
+            "SLUICE_ENGINE_API_KEY": "",
+        }
+    )
+    assert config.reward_addresses == ("a:1", "b:2")
+    assert config.engine_command == ("python", "-m", "services.engine", "--model", "my model")
+    assert config.engine_api_key is None
+
+
+def test_a_worker_without_nats_ends_with_one_line_and_exit_status_2(start_process: StartProcess) -> None:
+    worker = start_process("http://127.0.0.1:1", SLUICE_NATS_DEADLINE_SECONDS="1", SLUICE_NATS_URL="nats://127.0.0.1:1")
     assert worker.popen.wait(30) == 2
     line = worker.log.read_text().splitlines()[-1]
-    assert line.startswith("sluice-rollout: ")
-    assert says in line
+    assert line.startswith("sluice-rollout: SLUICE_NATS_URL=nats://127.0.0.1:1: no NATS server answers within 1 s")
