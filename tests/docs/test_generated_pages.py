@@ -23,34 +23,28 @@ VALID: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(autouse=True)
+def scripts_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from documentation.run_file import RULES  # type: ignore[import-not-found]  # on the path only here
-
-    return RULES
-
-
-def run_docs(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(folder / "scripts" / "docs.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
 def test_generated_pages_are_what_the_code_says() -> None:
-    checked = run_docs(ROOT, "--check")
+    command = [sys.executable, "scripts/docs.py", "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_a_page_that_has_drifted_is_named_and_written_anew(tmp_path: Path) -> None:
-    for folder in ("docs", "scripts"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
+def test_a_page_that_has_drifted_is_named_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import docs
+
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     page = tmp_path / "docs" / "configuration.md"
     true_text = page.read_text(encoding="utf-8")
     page.write_text(true_text.replace("`prompts_per_step`", "`batch_of_prompts`"), encoding="utf-8")
-    checked = run_docs(tmp_path, "--check")
-    assert checked.returncode == 1
-    assert checked.stderr.startswith("docs/configuration.md: ")
-    assert run_docs(tmp_path).stdout == "wrote docs/configuration.md\n"
+    assert docs.main(["--check"], tmp_path) == 1
+    assert capsys.readouterr().err.startswith("docs/configuration.md: ")
+    assert docs.main([], tmp_path) == 0
+    assert capsys.readouterr().out == "wrote docs/configuration.md\n"
     assert page.read_text(encoding="utf-8") == true_text
 
 
@@ -58,8 +52,10 @@ def test_the_run_that_the_rules_are_tried_on_is_valid() -> None:
     assert parse_run_spec(VALID).trainer.prompts_per_step == 4
 
 
-def test_every_rule_between_fields_is_enforced_and_names_its_field(rules: Any) -> None:
-    for sentence, faults in rules:
+def test_every_rule_between_fields_is_enforced_and_names_its_field() -> None:
+    from documentation.run_file import RULES
+
+    for sentence, faults in RULES:
         fields = copy.deepcopy(VALID)
         for section, values in faults.items():
             fields.setdefault(section, {}).update(values)
