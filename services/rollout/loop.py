@@ -108,7 +108,7 @@ class Worker:
         queue = await PromptQueue.join(bench.run.bus, bench.run.id)
         while not watch.leave.is_set():
             free = self._settings.max_groups_in_flight - len(self._groups)
-            if free == 0:
+            if free < 1:  # a late answer to an earlier pull may have brought more than was asked for
                 with metrics.waiting("slot"):
                     await asyncio.wait(
                         {*self._groups, leaving := asyncio.ensure_future(watch.leave.wait())},

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from sluice.transport.queues import fetch_rollout
+import pytest
+
+from sluice.transport.queues import Delivery, PromptQueue, fetch_rollout
 from sluice.types import FinishReason, GroupStatus, PolicyVersion, VerdictKind
+from sluice.wire.codec import encode_prompt
 from tests.rollout.conftest import StartWorker
 from tests.rollout.stage import NEWLINE, EngineServer, Stage, eventually
 
@@ -106,7 +109,7 @@ async def test_two_workers_that_race_on_one_prompt_store_one_group(
     await eventually(lambda: _both_serve(stage))
     for n in range(5):  # a republished prompt is a second message: both workers get one
         await stage.offer(stage.prompt(n))
-        await stage.bus.js.publish(f"prompts.{stage.run}.{n}", _payload(stage, n))
+        await stage.bus.js.publish(f"prompts.{stage.run}.{n}", encode_prompt(stage.prompt(n)))
 
     groups = await stage.groups(5)
     await eventually(lambda: _none_left(stage))
@@ -117,12 +120,6 @@ async def test_two_workers_that_race_on_one_prompt_store_one_group(
         for summary in group.rollouts:
             rollout = await fetch_rollout(stage.bus, summary.sequences, summary.content_hash)
             assert rollout.attempt == group.attempt
-
-
-def _payload(stage: Stage, n: int) -> bytes:
-    from sluice.wire.codec import encode_prompt
-
-    return encode_prompt(stage.prompt(n))
 
 
 async def _both_serve(stage: Stage) -> bool:
@@ -145,5 +142,22 @@ async def test_a_worker_takes_no_more_groups_than_it_may_hold_and_refills_slots_
 
     await asyncio.sleep(0.3)
     await eventually(done)
-    assert max(seen) <= 2
+    assert max(seen) <= 4  # two slots, and at worst the answer to an earlier pull
     assert len(await stage.groups(12)) == 12
+
+
+async def test_a_queue_that_delivers_more_than_was_asked_for_costs_nothing(
+    stage: Stage, engine: EngineServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateQueue(PromptQueue):
+        """As after a reconnection, when the answer to an earlier pull arrives too."""
+
+        async def pull(self, most: int, wait_seconds: float = 1.0) -> list[Delivery]:
+            return await super().pull(most + 2, wait_seconds)
+
+    monkeypatch.setattr("services.rollout.loop.PromptQueue", LateQueue)
+    await stage.open()
+    await stage.publish(0)
+    await start_worker(engine.url, groups=1)
+    await stage.offer(*(stage.prompt(n) for n in range(6)))
+    assert len(await stage.groups(6)) == 6
