@@ -133,7 +133,7 @@ def _differences(rollout: Rollout, summary: RolloutSummary) -> Iterator[str]:
     if rollout.finish_reason != summary.finish_reason:
         yield f"it ended by {rollout.finish_reason}, its group says {summary.finish_reason}"
     borders = [0, *(s.end for s in rollout.spans)]
-    if [s.start for s in rollout.spans] != borders[:-1] or borders[-1] != tokens:
+    if [s.start for s in rollout.spans] != borders[:-1] or borders[-1] != tokens or borders != sorted(borders):
         yield f"its version spans do not cover its {tokens} tokens"
     versions = [(s.version.number, s.version.lineage) for s in rollout.spans if s.end > s.start]
     named = [(v.number, v.lineage) for v in (summary.oldest_version, summary.newest_version)]

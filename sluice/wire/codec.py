@@ -128,6 +128,9 @@ def encode_rollout(rollout: Rollout) -> bytes:
 def decode_rollout(payload: bytes) -> Rollout:
     """Raises: WireError: not a rollout, lengths that disagree, or spans that do not cover its tokens."""
     try:
+        # A frame that states its size is unpacked to that size whatever limit the call names.
+        if zstandard.frame_content_size(payload) > MAX_ROLLOUT_BYTES:
+            raise WireError(f"rollout of {len(payload)} bytes unpacks to more than {MAX_ROLLOUT_BYTES} bytes")
         raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
     except zstandard.ZstdError as error:
         raise WireError(f"rollout of {len(payload)} bytes cannot be decompressed: {error}") from None
@@ -135,7 +138,7 @@ def decode_rollout(payload: bytes) -> Rollout:
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
     spans = tuple(VersionSpan(version_from_wire(s.version), s.start, s.end) for s in m.spans)
     borders = [0, *(s.end for s in spans)]
-    if [s.start for s in spans] != borders[:-1] or borders[-1] != len(m.token_ids):
+    if [s.start for s in spans] != borders[:-1] or borders[-1] != len(m.token_ids) or borders != sorted(borders):
         raise WireError(
             f"{name}: version spans {[(s.start, s.end) for s in spans]} do not cover {len(m.token_ids)} tokens"
         )

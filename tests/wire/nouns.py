@@ -1,0 +1,141 @@
+"""Hypothesis strategies for everything that crosses the wire, as wide as the proto types allow."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from sluice.types import (
+    Batch,
+    BatchGroup,
+    Checkpoint,
+    Claim,
+    Drop,
+    DropReason,
+    FinishReason,
+    Floors,
+    Group,
+    GroupStatus,
+    Issue,
+    Lineage,
+    PolicyVersion,
+    Prompt,
+    Rollout,
+    RolloutSummary,
+    RunCreated,
+    RunState,
+    Sampling,
+    SamplingStats,
+    StateChange,
+    Tally,
+    VerdictKind,
+    Version,
+    VersionSpan,
+)
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+double = st.floats(allow_nan=False)
+text = st.text(max_size=20)
+tokens = st.lists(uint32, max_size=20).map(tuple)
+versions = st.builds(PolicyVersion, uint64, uint64)
+floors = st.builds(Floors, uint64, uint64)
+reasons = st.sampled_from(DropReason)
+
+prompts = st.builds(
+    Prompt,
+    run_id=text,
+    n=uint64,
+    index=uint64,
+    epoch=uint64,
+    token_ids=st.lists(uint32, min_size=1, max_size=20).map(tuple),
+    text=text,
+    ground_truth=text,
+    data_source=text,
+    extra_info=text,
+    group_size=st.integers(1, 2**32 - 1),
+    sampling=st.builds(Sampling, uint32, double, double, st.integers(-(2**31), 2**31 - 1), tokens),
+    seed=uint64,
+    min_version=uint64,
+)
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Rollout:
+    """Any tokens under any number of neighbouring spans, empty ones included."""
+    token_ids = draw(tokens)
+    logprobs = draw(
+        st.lists(st.floats(width=32, allow_nan=False), min_size=len(token_ids), max_size=len(token_ids)).map(tuple)
+    )
+    cuts = [*sorted(draw(st.lists(st.integers(0, len(token_ids)), max_size=3))), len(token_ids)]
+    spans = tuple(VersionSpan(draw(versions), start, end) for start, end in zip([0, *cuts], cuts, strict=False))
+    return Rollout(
+        draw(text),
+        draw(uint64),
+        draw(text),
+        draw(uint32),
+        draw(tokens),
+        token_ids,
+        logprobs,
+        draw(st.sampled_from(FinishReason)),
+        spans,
+    )
+
+
+summaries = st.builds(
+    RolloutSummary,
+    sequences=st.lists(uint64, max_size=3).map(tuple),
+    content_hash=st.binary(max_size=16),
+    verdict=st.sampled_from(VerdictKind),
+    acc=double,
+    score=double,
+    shaping=double,
+    length=uint32,
+    finish_reason=st.sampled_from(FinishReason),
+    oldest_version=versions,
+    newest_version=versions,
+)
+groups = st.builds(
+    Group,
+    run_id=text,
+    n=uint64,
+    attempt=text,
+    status=st.sampled_from(GroupStatus),
+    rollouts=st.lists(summaries, max_size=3).map(tuple),
+    worker=text,
+    engine=text,
+    min_version=uint64,
+    generate_seconds=double,
+    reward_seconds=double,
+    sample_text=text,
+    error=text,
+)
+
+issues = st.builds(Issue, uint64, uint64, uint64, floors)
+batches = st.builds(
+    Batch,
+    k=uint64,
+    groups=st.lists(
+        st.builds(BatchGroup, uint64, text, uint64, uint64, st.lists(summaries, max_size=2).map(tuple)), max_size=3
+    ).map(tuple),
+    dropped=st.lists(st.tuples(uint64, reasons), max_size=4).map(tuple),
+    next_n=uint64,
+    live=st.lists(issues, max_size=3).map(tuple),
+    floors=floors,
+    tally=st.builds(Tally, uint64, uint64, st.dictionaries(reasons, uint64), uint64, uint64),
+    sampled=st.builds(SamplingStats, uint64, uint64, double, double, uint64, uint64, uint64),
+    version=uint64,
+    groups_seen=uint64,
+)
+ledger_records = st.one_of(
+    st.builds(RunCreated, text, text, text),
+    st.builds(Claim, text),
+    issues,
+    st.builds(Drop, st.lists(uint64, max_size=5).map(tuple), reasons),
+    batches,
+    st.builds(StateChange, st.sampled_from(RunState), text, text),
+)
+trainer_records = st.one_of(
+    st.builds(Lineage, uint64, text, uint64),
+    st.builds(Version, versions, text, text, text),
+    st.builds(Checkpoint, uint64, uint64, text, text, text),
+)

@@ -1,0 +1,155 @@
+"""The bytes of format 1, as released programs write them: a change here is a change of the wire, and needs format 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import zstandard
+
+from sluice.types import (
+    Batch,
+    BatchGroup,
+    Checkpoint,
+    Claim,
+    Drop,
+    DropReason,
+    FinishReason,
+    Floors,
+    Group,
+    GroupStatus,
+    Issue,
+    Lineage,
+    PolicyVersion,
+    Prompt,
+    Rollout,
+    RolloutSummary,
+    RunCreated,
+    RunState,
+    Sampling,
+    SamplingStats,
+    StateChange,
+    Tally,
+    VerdictKind,
+    Version,
+    VersionSpan,
+)
+from sluice.wire.codec import (
+    decode_group,
+    decode_prompt,
+    decode_rollout,
+    encode_group,
+    encode_prompt,
+    encode_rollout,
+)
+from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, encode_trainer
+
+V2, V3 = PolicyVersion(2, 1), PolicyVersion(3, 1)
+SUMMARY = RolloutSummary(
+    (41, 42), bytes(range(16)), VerdictKind.SCORED, 1.0, 1.0, -0.25, 7, FinishReason.LENGTH, V2, V3
+)
+BATCH = Batch(
+    k=3,
+    groups=(BatchGroup(9, "a1b2", 2, 17, (SUMMARY,)),),
+    dropped=((10, DropReason.ALL_WRONG),),
+    next_n=12,
+    live=(Issue(11, 1, 3, Floors(15, 40)),),
+    floors=Floors(15, 40),
+    tally=Tally(12, 10, {DropReason.ALL_WRONG: 1}, 11, 10),
+    sampled=SamplingStats(2, 4, 1.5, 2.0, 28, 1, 28),
+    version=3,
+    groups_seen=18,
+)
+
+Sample = tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any], bool]
+"""A value, how it is written, how it is read, and whether it is packed with zstd."""
+SAMPLES: dict[str, Sample] = {
+    "prompt": (
+        Prompt("run-1", 9, 4, 1, (5, 300), "3+4=", "7", "exact", "{}", 2, Sampling(8, 1.0, 0.5, -1, (1, 3)), 77, 2),
+        encode_prompt,
+        decode_prompt,
+        False,
+    ),
+    "rollout": (
+        Rollout(
+            "run-1",
+            9,
+            "a1b2",
+            1,
+            (5, 300),
+            (7, 8),
+            (-0.5, -0.25),
+            FinishReason.STOP,
+            (VersionSpan(V2, 0, 1), VersionSpan(V3, 1, 2)),
+        ),
+        encode_rollout,
+        decode_rollout,
+        True,
+    ),
+    "group": (
+        Group("run-1", 9, "a1b2", GroupStatus.SCORED, (SUMMARY,), "worker", "engine", 2, 1.5, 0.5, "7\n", "none"),
+        encode_group,
+        decode_group,
+        False,
+    ),
+    "run_created": (RunCreated("run-1", '{"name":"x"}', "0123456789abcdef"), encode_ledger, decode_ledger, False),
+    "claim": (Claim("coordinator-1"), encode_ledger, decode_ledger, False),
+    "issue": (Issue(11, 300, 3, Floors(15, 40)), encode_ledger, decode_ledger, False),
+    "drop": (Drop((4, 300), DropReason.STRAGGLER), encode_ledger, decode_ledger, False),
+    "batch": (BATCH, encode_ledger, decode_ledger, False),
+    "state_change": (StateChange(RunState.STOPPING, "done", '{"a":1}'), encode_ledger, decode_ledger, False),
+    "lineage": (Lineage(2, "trainer-0", 5), encode_trainer, decode_trainer, False),
+    "version": (Version(V3, "file:///w/v3.1", "ab", "cd"), encode_trainer, decode_trainer, False),
+    "checkpoint": (Checkpoint(5, 1, "/c/5.1", "ef", "01"), encode_trainer, decode_trainer, False),
+}
+
+GOLDEN: dict[str, str] = {
+    "prompt": (
+        "0801120572756e2d31180920042801320305ac023a04332b343d4201374a05657861637452027b7d5802621a080811000000"
+        "000000f03f19000000000000e03f20012a020103684d7002"
+    ),
+    "rollout": (
+        "0801120572756e2d3118092204613162322801320305ac023a0207084208000000bf000080be4a0473746f7052080a040802"
+        "10011801520a0a040803100110011802"
+    ),
+    "group": (
+        "0801120572756e2d3118092204613162322a0673636f726564324f0a02292a1210000102030405060708090a0b0c0d0e0f1a"
+        "0673636f72656421000000000000f03f29000000000000f03f31000000000000d0bf380742066c656e6774684a0408021001"
+        "5204080310013a06776f726b65724206656e67696e65480251000000000000f83f59000000000000e03f6202370a6a046e6f"
+        "6e65"
+    ),
+    "run_created": ("080112270a0572756e2d31120c7b226e616d65223a2278227d1a1030313233343536373839616263646566"),
+    "claim": ("08011a0f0a0d636f6f7264696e61746f722d31"),
+    "issue": ("0801220d080b10ac0218032204080f1028"),
+    "drop": ("08012a100a0304ac0212097374726167676c6572"),
+    "batch": (
+        "080132c1010803125d0809120461316232180220112a4f0a02292a1210000102030405060708090a0b0c0d0e0f1a0673636f"
+        "72656421000000000000f03f29000000000000f03f31000000000000d0bf380742066c656e6774684a040802100152040803"
+        "10011a0d080a1209616c6c5f77726f6e67200c2a0c080b100118032204080f10283204080f10283a17080c100a1a0d0a0961"
+        "6c6c5f77726f6e671001200b280a421c0802100419000000000000f83f210000000000000040281c3001381c48035012"
+    ),
+    "state_change": ("08013a190a0873746f7070696e671204646f6e651a077b2261223a317d"),
+    "lineage": ("0801120f08021209747261696e65722d301805"),
+    "version": ("08011a1e0a0408031001120e66696c653a2f2f2f772f76332e311a02616222026364"),
+    "checkpoint": ("08012214080510011a062f632f352e31220265662a023031"),
+}
+
+
+def raw(name: str) -> bytes:
+    """The protobuf bytes of a sample; what zstd makes of them may differ between its releases, and need not."""
+    value, encode, _, packed = SAMPLES[name]
+    data = encode(value)
+    return zstandard.decompress(data) if packed else data
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_bytes_of_format_1_are_still_written(name: str) -> None:
+    assert raw(name).hex() == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_bytes_of_format_1_are_still_read(name: str) -> None:
+    value, _, decode, packed = SAMPLES[name]
+    golden = bytes.fromhex(GOLDEN[name])
+    assert decode(zstandard.compress(golden) if packed else golden) == value

@@ -1,0 +1,235 @@
+"""Whatever goes onto the wire comes back as it was; whatever breaks the contract is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import zstandard
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice import types
+from sluice.errors import WireError
+from sluice.types import Group, LedgerRecord, Prompt, Rollout, TrainerRecord
+from sluice.wire import codec
+from sluice.wire.codec import (
+    MAX_PART_BYTES,
+    MAX_ROLLOUT_BYTES,
+    content_hash,
+    decode_group,
+    decode_prompt,
+    decode_rollout,
+    encode_group,
+    encode_prompt,
+    encode_rollout,
+    split_payload,
+)
+from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, encode_trainer
+from sluice.wire.v1 import ledger_pb2, reward_pb2, rollouts_pb2
+from tests.wire import nouns
+
+DECODERS: list[Callable[[bytes], object]] = [
+    decode_prompt,
+    decode_rollout,
+    decode_group,
+    decode_ledger,
+    decode_trainer,
+]
+
+
+@given(nouns.prompts)
+def test_prompts_come_back_as_they_were(prompt: Prompt) -> None:
+    assert decode_prompt(encode_prompt(prompt)) == prompt
+
+
+@given(nouns.rollouts())
+def test_rollouts_come_back_as_they_were(rollout: Rollout) -> None:
+    assert decode_rollout(encode_rollout(rollout)) == rollout
+
+
+@given(nouns.groups)
+def test_groups_come_back_as_they_were(group: Group) -> None:
+    assert decode_group(encode_group(group)) == group
+
+
+@given(nouns.ledger_records)
+def test_ledger_records_come_back_as_they_were(record: LedgerRecord) -> None:
+    assert decode_ledger(encode_ledger(record)) == record
+
+
+@given(nouns.trainer_records)
+def test_trainer_records_come_back_as_they_were(record: TrainerRecord) -> None:
+    assert decode_trainer(encode_trainer(record)) == record
+
+
+@given(st.sampled_from(DECODERS), st.binary(max_size=200))
+def test_arbitrary_bytes_are_read_or_refused_but_never_crash(decode: Callable[[bytes], object], data: bytes) -> None:
+    try:
+        decode(data)
+    except WireError as error:
+        assert str(error)
+
+
+@given(nouns.rollouts(), st.data())
+def test_a_rollout_cut_short_is_refused(rollout: Rollout, data: st.DataObject) -> None:
+    payload = encode_rollout(rollout)
+    with pytest.raises(WireError):
+        decode_rollout(payload[: data.draw(st.integers(0, len(payload) - 1))])
+
+
+@given(nouns.groups)
+def test_unknown_fields_of_a_newer_program_are_tolerated(group: Group) -> None:
+    field_1999_as_string = b"\xfa\x7c\x03new"
+    assert decode_group(encode_group(group) + field_1999_as_string) == group
+
+
+@pytest.mark.parametrize("decode", [d for d in DECODERS if d is not decode_rollout])
+@pytest.mark.parametrize("number", [0, 2])
+def test_another_format_is_refused_by_number(decode: Callable[[bytes], object], number: int) -> None:
+    with pytest.raises(WireError, match=f"has format {number}; this program reads 1 to 1"):
+        decode(b"\x08" + bytes([number]) if number else b"")
+
+
+@given(st.binary(min_size=1, max_size=100), st.integers(0, 3))
+def test_the_parts_of_a_payload_are_at_most_a_mebibyte_and_join_to_it(data: bytes, times: int) -> None:
+    payload = data * (1 + times * MAX_PART_BYTES // len(data))
+    parts = split_payload(payload)
+    assert b"".join(parts) == payload
+    assert all(0 < len(part) <= MAX_PART_BYTES for part in parts)
+
+
+def packed(rollout: rollouts_pb2.Rollout) -> bytes:
+    return zstandard.compress(rollout.SerializeToString())
+
+
+def wire_rollout(**changes: Any) -> rollouts_pb2.Rollout:
+    version = rollouts_pb2.PolicyVersion(number=1, lineage=1)
+    span = rollouts_pb2.VersionSpan(version=version, start=0, end=2)
+    whole: dict[str, Any] = {
+        "format": 1,
+        "token_ids": [1, 2],
+        "logprobs": [-1.0, -2.0],
+        "finish_reason": "stop",
+        "spans": [span],
+    }
+    return rollouts_pb2.Rollout(**(whole | changes))
+
+
+def spans(*borders: tuple[int, int]) -> list[rollouts_pb2.VersionSpan]:
+    return [rollouts_pb2.VersionSpan(start=start, end=end) for start, end in borders]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logprobs": [-1.0]}, "2 tokens but 1 log-probs"),
+        ({"finish_reason": "tired"}, "'tired' is not a valid FinishReason"),
+        ({"spans": []}, "do not cover 2 tokens"),
+        ({"spans": spans((0, 1))}, "do not cover 2 tokens"),
+        ({"spans": spans((0, 1), (0, 2))}, "do not cover 2 tokens"),
+        ({"spans": spans((1, 2))}, "do not cover 2 tokens"),
+        ({"spans": spans((0, 3))}, "do not cover 2 tokens"),
+        ({"spans": spans((0, 5), (5, 2))}, "do not cover 2 tokens"),
+        ({"format": 7}, "has format 7"),
+    ],
+)
+def test_a_rollout_that_breaks_the_contract_is_refused(changes: dict[str, Any], message: str) -> None:
+    assert decode_rollout(packed(wire_rollout()))
+    with pytest.raises(WireError, match=message):
+        decode_rollout(packed(wire_rollout(**changes)))
+
+
+@pytest.mark.parametrize("says_its_size", [True, False])
+def test_a_rollout_that_unpacks_to_more_than_the_limit_is_refused(says_its_size: bool) -> None:
+    compressor = zstandard.ZstdCompressor(level=1, write_content_size=says_its_size)
+    bomb = compressor.compress(bytes(MAX_ROLLOUT_BYTES + 1))
+    assert len(bomb) < 1 << 17
+    with pytest.raises(WireError, match="unpacks to more than" if says_its_size else "cannot be decompressed"):
+        decode_rollout(bomb)
+
+
+@pytest.mark.parametrize("changes", [{"token_ids": []}, {"group_size": 0}])
+def test_a_prompt_without_tokens_or_without_a_group_is_refused(changes: dict[str, Any]) -> None:
+    whole: dict[str, Any] = {"format": 1, "token_ids": [1], "group_size": 2}
+    message = rollouts_pb2.Prompt(**(whole | changes))
+    with pytest.raises(WireError, match="tokens and group size"):
+        decode_prompt(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("message", "decode"),
+    [
+        (rollouts_pb2.Group(format=1, status="great"), decode_group),
+        (rollouts_pb2.Group(format=1, status="scored", rollouts=[rollouts_pb2.RolloutSummary()]), decode_group),
+        (ledger_pb2.LedgerRecord(format=1, drop=ledger_pb2.Drop(groups=[1], reason="bored")), decode_ledger),
+        (ledger_pb2.LedgerRecord(format=1, state_change=ledger_pb2.StateChange(state="asleep")), decode_ledger),
+        (
+            ledger_pb2.LedgerRecord(
+                format=1, batch=ledger_pb2.Batch(dropped=[ledger_pb2.DroppedGroup(n=1, reason="bored")])
+            ),
+            decode_ledger,
+        ),
+        (ledger_pb2.LedgerRecord(format=1), decode_ledger),
+        (ledger_pb2.TrainerRecord(format=1), decode_trainer),
+    ],
+)
+def test_unknown_names_and_kinds_are_refused(message: Message, decode: Callable[[bytes], object]) -> None:
+    with pytest.raises(WireError):
+        decode(message.SerializeToString())
+
+
+def test_the_content_hash_tells_payloads_apart_and_has_128_bits() -> None:
+    assert len(content_hash(b"")) == 16
+    assert content_hash(b"a") != content_hash(b"b")
+
+
+NOUNS: list[tuple[str, Any, set[str]]] = [
+    ("Prompt", rollouts_pb2.Prompt, {"format"}),
+    ("Sampling", rollouts_pb2.Sampling, set()),
+    ("Rollout", rollouts_pb2.Rollout, {"format"}),
+    ("RolloutSummary", rollouts_pb2.RolloutSummary, set()),
+    ("Group", rollouts_pb2.Group, {"format"}),
+    ("PolicyVersion", rollouts_pb2.PolicyVersion, set()),
+    ("VersionSpan", rollouts_pb2.VersionSpan, set()),
+    ("RunCreated", ledger_pb2.RunCreated, set()),
+    ("Claim", ledger_pb2.Claim, set()),
+    ("Issue", ledger_pb2.Issue, set()),
+    ("Floors", ledger_pb2.Floors, set()),
+    ("Drop", ledger_pb2.Drop, set()),
+    ("Batch", ledger_pb2.Batch, set()),
+    ("BatchGroup", ledger_pb2.BatchGroup, set()),
+    ("Tally", ledger_pb2.Tally, set()),
+    ("SamplingStats", ledger_pb2.SamplingStats, set()),
+    ("StateChange", ledger_pb2.StateChange, set()),
+    ("Lineage", ledger_pb2.Lineage, set()),
+    ("Version", ledger_pb2.Version, set()),
+    ("Checkpoint", ledger_pb2.Checkpoint, set()),
+    ("ScoreItem", reward_pb2.ScoreItem, set()),
+    ("Verdict", reward_pb2.Verdict, {"id"}),
+]
+
+
+@pytest.mark.parametrize(("name", "message", "extra"), NOUNS)
+def test_a_noun_and_its_message_have_the_same_fields_in_the_same_order(
+    name: str, message: Any, extra: set[str]
+) -> None:
+    own = [field.name for field in fields(getattr(types, name))]
+    assert [f.name for f in message.DESCRIPTOR.fields if f.name not in extra] == own
+
+
+def test_every_record_kind_of_the_wire_is_known_to_the_codec() -> None:
+    pairs: list[tuple[Any, Any]] = [
+        (types.LedgerRecord, ledger_pb2.LedgerRecord),
+        (types.TrainerRecord, ledger_pb2.TrainerRecord),
+    ]
+    for union, message in pairs:
+        kinds = {field.message_type.name for field in message.DESCRIPTOR.oneofs_by_name["record"].fields}
+        assert kinds == {kind.__name__ for kind in union.__args__}
+
+
+def test_the_format_is_the_one_that_the_golden_bytes_show() -> None:
+    assert codec.FORMAT == 1
