@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from services.trainer.bus import NatsThread
@@ -22,10 +25,8 @@ def run_rank(settings: TrainerSettings, log: Logger) -> int:
     try:
         connecting = Bus.connect(settings.nats_url, instance_name("trainer"), settings.nats_deadline_seconds)
         bus = nats.call(connecting, "nats")
-        if settings.rank == 0:
-            server = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: bool(bus.nc.is_connected))
-            log.info("metrics_served", port=server.port)
-        _session(settings, nats, bus, log).run()
+        with _metrics_served(settings, bus, log):
+            _session(settings, nats, bus, log).run()
         nats.call(bus.close(), "nats")
         log.info("run_finished")
         return 0
@@ -47,6 +48,20 @@ def exit_code(error: SluiceError) -> int:
             return EXIT_DIVERGED
         case _:
             return EXIT_FAILED
+
+
+@contextmanager
+def _metrics_served(settings: TrainerSettings, bus: Bus, log: Logger) -> Iterator[None]:
+    """Rank 0 speaks for all ranks."""
+    if settings.rank:
+        yield
+        return
+    server = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: bool(bus.nc.is_connected))
+    log.info("metrics_served", port=server.port)
+    try:
+        yield
+    finally:
+        server.close()
 
 
 def _session(settings: TrainerSettings, nats: NatsThread, bus: Bus, log: Logger) -> Session:

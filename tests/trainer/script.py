@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sluice.config import RunSpec, parse_run_spec
-from sluice.transport.log import FencedLog, ledger_log
+from sluice.transport.log import FencedLog, last_sequence, ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import Stored, store_group, store_rollout
 from sluice.types import (
@@ -40,7 +40,7 @@ FIRST_DIGIT, PLUS, EQUALS, NEWLINE, EOS = 5, 15, 18, 3, 1
 """Token ids of the tiny model."""
 
 
-def make_spec(model: Path, **sections: dict[str, Any]) -> RunSpec:
+def make_spec(model: Path, /, **sections: dict[str, Any]) -> RunSpec:
     """A run of the tiny model in float32 on two prompts a step; `sections` change fields."""
     fields: dict[str, dict[str, Any]] = {
         "model": {"path": str(model), "trainer_dtype": "float32", "engine_dtype": "float32"},
@@ -125,27 +125,44 @@ class Script:
         value = {"state": state, "created_at": 1.0, "config_hash": self.spec.config_hash}
         await bucket.put(RUN, json.dumps(value).encode())
 
-    async def add_batch(self, floors: Floors = NO_FLOORS, lengths: list[int] | None = None) -> Batch:
-        """Store two groups and the batch that consists of them."""
-        groups = [await self._add_group(lengths) for _ in range(self.spec.trainer.prompts_per_step)]
+    async def add_batch(
+        self,
+        floors: Floors = NO_FLOORS,
+        lengths: list[int] | None = None,
+        behaviour: float | None = None,
+        swap: bool = False,
+    ) -> Batch:
+        """Store two groups and the batch that consists of them.
+
+        `lengths` and `behaviour` replace what would be drawn; with `swap` each group names its first rollout's hash
+        for its second one.
+        """
+        groups = [await self._add_group(lengths, behaviour, swap) for _ in range(self.spec.trainer.prompts_per_step)]
         batch = Batch(self.k, tuple(groups), (), self.n, (), floors, Tally(), SamplingStats(), version=0)
         await self.ledger.append(batch)
         self.batches.append(batch)
         self.k += 1
         return batch
 
-    async def _add_group(self, lengths: list[int] | None) -> BatchGroup:
+    async def floors(self) -> Floors:
+        """The streams as they are: whatever is stored from here on lies above."""
+        groups = await last_sequence(self.bus, subjects.GROUPS, subjects.groups(RUN))
+        return Floors(groups, await last_sequence(self.bus, subjects.ROLLOUTS, subjects.rollouts(RUN)))
+
+    async def _add_group(self, lengths: list[int] | None, behaviour: float | None, swap: bool) -> BatchGroup:
         n, self.n = self.n, self.n + 1
-        await self.ledger.append(Issue(n, 1, 0, Floors(0, 0)))
-        rollouts = self.rollouts[n] = make_rollouts(n, self.rng, lengths)
-        summaries = []
-        for i, rollout in enumerate(rollouts):
-            stored = await store_rollout(self.bus, rollout)
-            summaries.append(summarise(rollout, float(i % 2), stored))
-        attempt = rollouts[0].attempt
-        group = Group(RUN, n, attempt, GroupStatus.SCORED, tuple(summaries), "w", "e", 0, 0.1, 0.1)
+        await self.ledger.append(Issue(n, 1, 0, NO_FLOORS))
+        rollouts = make_rollouts(n, self.rng, lengths)
+        if behaviour is not None:
+            rollouts = [replace(r, logprobs=(behaviour,) * len(r.token_ids)) for r in rollouts]
+        self.rollouts[n] = rollouts
+        stored = [await store_rollout(self.bus, rollout) for rollout in rollouts]
+        if swap:
+            stored[1] = replace(stored[1], content_hash=stored[0].content_hash)
+        summaries = tuple(summarise(r, float(r.i % 2), s) for r, s in zip(rollouts, stored, strict=True))
+        group = Group(RUN, n, rollouts[0].attempt, GroupStatus.SCORED, summaries, "w", "e", 0, 0.1, 0.1)
         assert await store_group(self.bus, group)
-        return BatchGroup(n, attempt, 0, 0, tuple(summaries))
+        return BatchGroup(n, group.attempt, 0, 0, summaries)
 
 
 def make_batch(spec: RunSpec, seed: int = 0) -> tuple[Batch, dict[int, list[Rollout]]]:

@@ -1,0 +1,123 @@
+"""The trainer over a real NATS server: what it publishes, checkpoints, purges and tells."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.trainer.config import TrainerSettings
+from sluice.transport.log import read_stream
+from sluice.transport.nats import Bus
+from sluice.types import RunState, StateChange
+from sluice.wire import subjects
+from tests.servers import free_port
+from tests.trainer.running import chain_by_hand, checkpoints, events, lineages, tensors, train, until, versions
+from tests.trainer.script import RUN, Script, make_spec
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),
+    pytest.mark.usefixtures("one_rank"),
+]
+
+
+async def test_each_batch_becomes_the_next_version_and_checkpoints_come_when_due(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings, tmp_path: Path
+) -> None:
+    script = Script(bus, make_spec(tiny_model, checkpoint={"interval": 2}))
+    await script.create()
+    for lengths in (None, [0, 0, 0, 0], None):
+        await script.add_batch(lengths=lengths)
+    await script.set_state(RunState.STOPPING, record=True)
+    assert await train(settings) == 0
+
+    assert await lineages(bus) == [(1, 0)]
+    published = await versions(bus)
+    assert list(published) == ["v0.1", "v1.1", "v2.1", "v3.1"]
+    assert [record.chain for record in published.values()] == [chain_by_hand(script, k) for k in range(4)]
+    assert [(c.k, c.chain) for c in await checkpoints(bus)] == [(k, chain_by_hand(script, k)) for k in (2, 3)]
+    # a batch without one trainable token makes no update, and is a version all the same
+    first, second, third = [await tensors(published[f"v{k}.1"], tmp_path) for k in (1, 2, 3)]
+    assert first == second != third
+    assert not (settings.weights_dir / RUN / "v0.1").exists()  # weights.keep = 3
+
+    steps = await events(bus, "step")
+    assert [(s["step"], s["version"], s["updates"]) for s in steps] == [(0, "v1.1", 1), (1, "v2.1", 0), (2, "v3.1", 1)]
+    assert steps[0]["trained_tokens"] == sum(r.length for g in script.batches[0].groups for r in g.rollouts)
+    assert steps[2]["staleness_max"] == 2
+    assert set(steps[1]["seconds"]) == {"wait", "fetch", "train", "publish", "checkpoint", "total"}
+    assert REGISTRY.get_sample_value("sluice_trainer_policy_version") == 3
+
+
+async def test_weights_go_over_grpc_when_the_run_says_so(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings, tmp_path: Path
+) -> None:
+    script = Script(bus, make_spec(tiny_model, weights={"transport": "grpc"}, model={"engine_dtype": "bfloat16"}))
+    await script.create()
+    address = f"127.0.0.1:{free_port()}"
+    trainer = asyncio.create_task(train(settings.model_copy(update={"weights_bind": address})))
+
+    async def published() -> bool:
+        return "v0.1" in await versions(bus)
+
+    await until(published)
+    record = (await versions(bus))["v0.1"]
+    assert record.uri == f"grpc://{address}"
+    fetched = await tensors(record, tmp_path / "cache")
+    assert len(fetched["model.norm.weight"]) == 64 * 2
+    assert "lm_head.weight" not in fetched  # tied to the embedding
+    await script.set_state(RunState.STOPPED, record=True)
+    assert await trainer == 0
+
+
+async def test_a_pause_is_a_checkpoint_and_resuming_goes_on_from_there(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings
+) -> None:
+    script = Script(bus, make_spec(tiny_model))
+    await script.create()
+    await script.add_batch()
+    await script.set_state(RunState.PAUSED, record=True)
+    await script.set_state(RunState.RUNNING, record=True)
+    await script.set_state(RunState.PAUSED, record=True)  # nothing is new: no second checkpoint
+    await script.add_batch()
+    await script.set_state(RunState.STOPPING, record=True)
+    assert await train(settings) == 0
+    assert [c.k for c in await checkpoints(bus)] == [1, 2]
+
+
+async def test_a_checkpoint_purges_only_what_the_one_before_it_will_never_replay(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings
+) -> None:
+    script = Script(bus, make_spec(tiny_model, checkpoint={"interval": 1}))
+    await script.create()
+    await bus.publish(subjects.rollouts("another-run"), b"lies below the floors and is not ours")
+    ends = []
+    for _ in range(4):
+        ends.append(await script.floors())
+        await script.add_batch(ends[-1])
+    await script.set_state(RunState.STOPPING, record=True)
+    assert await train(settings) == 0
+    # checkpoints 1, 2, 3, 4: after the last one p = 3, so up to the floors in batch 2
+    assert await first_sequence(bus, subjects.ROLLOUTS, subjects.rollouts(RUN)) == ends[2].rollouts + 1
+    assert await first_sequence(bus, subjects.GROUPS, subjects.groups(RUN)) == ends[2].groups + 1
+    assert await first_sequence(bus, subjects.ROLLOUTS, subjects.rollouts("another-run")) == 1
+    assert len(list((settings.checkpoints_dir / RUN).iterdir())) == 2  # checkpoint.keep
+
+
+async def first_sequence(bus: Bus, stream: str, subject: str) -> int:
+    return await anext(sequence async for sequence, _, _ in read_stream(bus, stream, subject))
+
+
+async def test_a_rollout_stream_three_quarters_full_makes_a_checkpoint_due(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings
+) -> None:
+    script = Script(bus, make_spec(tiny_model))
+    await script.create()
+    await script.add_batch()
+    info = await bus.js.stream_info(subjects.ROLLOUTS)
+    await bus.js.update_stream(info.config, max_bytes=int(info.state.bytes / 0.8))
+    await script.ledger.append(StateChange(RunState.STOPPED, "ends without asking for a checkpoint"))
+    assert await train(settings) == 0
+    assert [c.k for c in await checkpoints(bus)] == [1]
