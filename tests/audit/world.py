@@ -141,7 +141,7 @@ class World:
         self.commit(self.make_group(n, f"attempt-{n}", correct or drawn))
 
     def make_group(self, n: int, attempt: str, correct: list[bool]) -> Group:
-        rollouts = tuple(self.store_scored(n, attempt, i, ok, uniform(correct)) for i, ok in enumerate(correct))
+        rollouts = tuple(self.store_scored(n, attempt, i, ok, len(set(correct)) == 1) for i, ok in enumerate(correct))
         version = self.issue_version(n)
         return Group(self.run_id, n, attempt, GroupStatus.SCORED, rollouts, "worker", "engine", version, 1.0, 0.1)
 
@@ -289,22 +289,6 @@ class World:
 
     def prompt(self, n: int) -> Prompt:
         return Prompt(self.run_id, n, n, 0, (1, 2, 3), "3+4=", "7", "exact", "{}", 2, Sampling(8), n, 0)
-
-    # ---------------------------------------------------------------- for planting
-
-    def batch_at(self, k: int) -> int:
-        """Where batch `k` stands in the ledger."""
-        return next(i for i, r in enumerate(self.ledger) if isinstance(r, Batch) and r.k == k)
-
-    def edit_batch(self, k: int, **fields: Any) -> None:
-        at = self.batch_at(k)
-        record = self.ledger[at]
-        assert isinstance(record, Batch)
-        self.ledger[at] = replace(record, **fields)
-
-
-def uniform(correct: list[bool]) -> bool:
-    return len(set(correct)) == 1
 
 
 def advance(chain: bytes, batch: Batch) -> bytes:
