@@ -16,7 +16,7 @@ from services.coordinator.config import CoordinatorConfig
 from services.coordinator.directory import Directory
 from services.coordinator.host import RunHost
 from services.coordinator.runs import RunReader
-from sluice.errors import ConfigError
+from sluice.errors import ConfigError, SluiceError
 from sluice.telemetry import configure_logging, get_logger
 from sluice.transport.nats import Bus, StreamLimits
 
@@ -37,14 +37,17 @@ async def serve(config: CoordinatorConfig) -> None:
             timeout_graceful_shutdown=3,
         )
     )
-    tasks = [asyncio.create_task(server.serve()), asyncio.create_task(host.serve())]
+    api, holding = asyncio.create_task(server.serve()), asyncio.create_task(host.serve())
     stop = asyncio.create_task(_stop_signal())
     try:
-        await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+        first, _ = await asyncio.wait({api, holding, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if stop not in first:
+            await first.pop()  # raises what broke it
+            raise SluiceError("the API server ended by itself; its lines above say why")
     finally:
         server.should_exit = True
-        tasks[1].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        holding.cancel()
+        await asyncio.gather(api, holding, return_exceptions=True)
         await board.close()
         await bus.close()
 
@@ -65,6 +68,9 @@ def main() -> int:
     except ConfigError as error:
         print(f"sluice-coordinator: {error}", file=sys.stderr)
         return 2
+    except SluiceError as error:
+        print(f"sluice-coordinator: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import nats
 from nats.aio.client import Client
@@ -21,6 +22,10 @@ RETRYABLE = (nats.errors.TimeoutError, nats.errors.NoRespondersError, nats.js.er
 """What a request answers while the server restarts or is full: the caller tries again until its deadline."""
 
 
+CONNECT_SECONDS = 10.0
+"""A server that is only just starting is waited for; one that is not there is the user's fault to mend."""
+RECONNECT_SECONDS = cast(int, 0.25)
+"""Between tries to connect again; the client sleeps for any number of seconds, though it asks for whole ones."""
 ANSWER_SECONDS = 2.0
 """A request without an answer for this long is asked again: the server that took it may be gone."""
 
@@ -49,29 +54,39 @@ class Bus:
     async def connect(cls, url: str, name: str, deadline_seconds: float = 60.0) -> Self:
         """Connect and keep connected: the client reconnects for ever, requests have their own deadlines.
 
+        Args:
+            url: `nats://host:port`, several with commas between.
+
         Raises:
             ConfigError: no NATS server with JetStream answers at `url`.
         """
         log = get_logger("nats")
 
         async def on_error(error: Exception) -> None:
-            log.warning("nats_error", error=str(error), url=url)
+            if client.is_reconnecting:
+                log.warning("nats_error", error=str(error), url=url)
 
+        client = Client()
         try:
-            client = await nats.connect(
-                url,
-                name=name,
-                error_cb=on_error,
-                allow_reconnect=True,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.25,
-                connect_timeout=5,
-                ping_interval=10,
-                max_outstanding_pings=2,
-                pending_size=64 << 20,
-            )
+            async with asyncio.timeout(min(CONNECT_SECONDS, deadline_seconds)):
+                await client.connect(
+                    url.split(","),
+                    name=name,
+                    error_cb=on_error,
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=RECONNECT_SECONDS,
+                    connect_timeout=5,
+                    ping_interval=10,
+                    max_outstanding_pings=2,
+                    pending_size=64 << 20,
+                )
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            raise ConfigError(f"no NATS server answers at {url} ({error}); start one or set SLUICE_NATS_URL") from None
+            await client.close()
+            raise ConfigError(
+                f"no NATS server answers at {url} within {CONNECT_SECONDS:g} s ({str(error) or 'connection refused'}); "
+                f"start one or set SLUICE_NATS_URL"
+            ) from None
         return cls(client, deadline_seconds)
 
     async def close(self) -> None:
