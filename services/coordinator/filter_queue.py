@@ -17,47 +17,23 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 
+from services.coordinator.books import Books
+from services.coordinator.live_groups import LiveGroup, batch_group, issue_ranges
 from services.coordinator.rules import QueueRules
 from sluice.algorithms.dynamic_sampling import drop_reason
 from sluice.types import (
     Batch,
-    BatchGroup,
     Drop,
     DropReason,
     Floors,
     Group,
-    GroupStatus,
     Issue,
-    SamplingStats,
     Tally,
 )
-
-
-@dataclass(slots=True)
-class LiveGroup:
-    """An issued group that is not settled: in flight until `group` is there, kept from then on."""
-
-    version: int
-    floors: Floors
-    group: Group | None = None
-    groups_sequence: int = 0
-
-
-@dataclass(slots=True)
-class _SinceBatch:
-    """What happened since the last batch; the next BATCH record carries it."""
-
-    issued: int = 0
-    dropped: list[tuple[int, DropReason]] = field(default_factory=list)
-    sampled: SamplingStats = field(default_factory=SamplingStats)
-    unrecorded: dict[int, DropReason] = field(default_factory=dict)
-    """Dropped by their outcomes, and not yet named by a record: the next BATCH names them, or a DROP at the end."""
-    uncounted: set[int] = field(default_factory=set)
-    """Given up by a DROP record before their group was stored: should it still come, its outcomes are statistics."""
 
 
 class FilterQueue:
@@ -72,16 +48,19 @@ class FilterQueue:
         self.next_n = 0
         self.live: dict[int, LiveGroup] = {}
         """In issue order."""
-        self.tally = Tally()
         self.groups_seen = 0
         self.generation_limit = rules.filter.max_generation_batches
-        self._counted = 0
         self._rollouts_seen = 0
         self._kept: list[int] = []
         self._by_version: Counter[int] = Counter()
-        self._since = _SinceBatch()
+        self._books = Books()
 
     # ---------------------------------------------------------------- what people and metrics ask
+
+    @property
+    def tally(self) -> Tally:
+        """Counts of the run so far: issued = trained (or in a batch) + Σ dropped + live."""
+        return self._books.tally
 
     @property
     def kept(self) -> int:
@@ -104,7 +83,7 @@ class FilterQueue:
     @property
     def generation_batches(self) -> int:
         """Generation batches begun for the batch that is being filled."""
-        return -(-self._since.issued // self.rules.gen_batch_size)
+        return -(-self._books.issued // self.rules.gen_batch_size)
 
     @property
     def exhausted(self) -> bool:
@@ -116,7 +95,7 @@ class FilterQueue:
         """Every group of the allowed generation batches is settled and the batch is not full: the run pauses."""
         if self.generation_limit is None or self.in_flight or self.kept >= self.rules.batch_size:
             return False
-        return self._since.issued >= self.rules.gen_batch_size * self.generation_limit and self._room() > 0
+        return self._books.issued >= self.rules.gen_batch_size * self.generation_limit and self._room() > 0
 
     @property
     def finished(self) -> bool:
@@ -132,7 +111,7 @@ class FilterQueue:
         """The groups that may be issued now, as the record that must be stored before their prompts are published."""
         room = self._room()
         if self.generation_limit is not None:
-            room = min(room, self.rules.gen_batch_size * self.generation_limit - self._since.issued)
+            room = min(room, self.rules.gen_batch_size * self.generation_limit - self._books.issued)
         if room <= 0:
             return None
         return Issue(self.next_n, room, self.version, Floors(self.groups_seen, self._rollouts_seen))
@@ -163,7 +142,7 @@ class FilterQueue:
         """Settle everything on record, because the run ends: what is live, and what the filter has dropped."""
         drops = [Drop(tuple(self.live), reason)] if self.live else []
         by_reason: dict[DropReason, list[int]] = {}
-        for n, filtered in self._since.unrecorded.items():
+        for n, filtered in self._books.unrecorded.items():
             by_reason.setdefault(filtered, []).append(n)
         return drops + [Drop(tuple(groups), filtered) for filtered, groups in by_reason.items()]
 
@@ -220,20 +199,20 @@ class FilterQueue:
 
     def _batch_record(self, chosen: list[int]) -> Batch:
         rest = {n: live for n, live in self.live.items() if n not in set(chosen)}
-        groups = tuple(_batch_group(n, self.live[n]) for n in chosen)
+        groups = tuple(batch_group(n, self.live[n]) for n in chosen)
         trained = self.tally.trained + len(groups)
         return Batch(
             k=self.k,
             groups=groups,
-            dropped=tuple(self._since.dropped),
+            dropped=tuple(self._books.dropped),
             next_n=self.next_n,
-            live=tuple(_ranges(rest)),
+            live=tuple(issue_ranges(rest)),
             floors=Floors(
                 min((live.floors.groups for live in rest.values()), default=self.groups_seen),
                 min((live.floors.rollouts for live in rest.values()), default=self._rollouts_seen),
             ),
             tally=replace(self.tally, trained=trained),
-            sampled=self._since.sampled,
+            sampled=self._books.sampled,
             version=self.version,
             groups_seen=self.groups_seen,
         )
@@ -248,8 +227,7 @@ class FilterQueue:
                     self.live[n] = LiveGroup(version, floors)
                 self._by_version[version] += count
                 self.next_n = first + count
-                self._since.issued += count
-                self.tally = replace(self.tally, issued=self.next_n)
+                self._books.issue(count, self.next_n)
             case Drop(groups, reason):
                 for n in groups:
                     self._commit_drop(n, reason)
@@ -269,13 +247,11 @@ class FilterQueue:
         self._rollouts_seen = max([self._rollouts_seen, *(s for r in group.rollouts for s in r.sequences)])
         live, reason = self.live.get(group.n), drop_reason(group, self.rules.filter)
         if live is None or live.group is not None:
-            self._count_late(group, reason)
+            self._books.count_late(group, reason)
             return None
-        if sequence > self._counted:
-            self._count(group, reason)
+        self._books.count(sequence, group, reason)
         if reason is not None:
-            self._settle(group.n, reason)
-            self._since.unrecorded[group.n] = reason
+            self._settle(group.n, reason, recorded=False)
             return reason
         live.group, live.groups_sequence = group, sequence
         heapq.heappush(self._kept, group.n)
@@ -287,8 +263,7 @@ class FilterQueue:
         queue = cls(rules)
         if batch is None:
             return queue
-        queue.k, queue.version, queue.next_n, queue.tally = batch.k + 1, batch.version, batch.next_n, batch.tally
-        queue._counted = batch.groups_seen
+        queue.k, queue.version, queue.next_n, queue._books = batch.k + 1, batch.version, batch.next_n, Books(batch)
         queue.groups_seen, queue._rollouts_seen = batch.floors.groups, batch.floors.rollouts
         for issue in batch.live:
             for n in range(issue.first, issue.first + issue.count):
@@ -303,67 +278,19 @@ class FilterQueue:
         self._kept = [n for n in self._kept if n not in chosen]
         heapq.heapify(self._kept)
         self._by_version = +self._by_version
-        self.k, self.tally, self._since = batch.k + 1, batch.tally, _SinceBatch()
-        self._counted = batch.groups_seen
+        self.k, self._books = batch.k + 1, Books(batch)
 
     def _commit_drop(self, n: int, reason: DropReason) -> None:
-        if self._since.unrecorded.pop(n, None) is not None:
+        if self._books.unrecorded.pop(n, None) is not None:
             return  # the filter had dropped it; now a record says so
         if self.live[n].group is None:
-            self._since.uncounted.add(n)
-        self._settle(n, reason)
+            self._books.expect_late(n)
+        self._settle(n, reason, recorded=True)
 
-    def _settle(self, n: int, reason: DropReason) -> None:
+    def _settle(self, n: int, reason: DropReason, recorded: bool) -> None:
         live = self.live.pop(n)
         self._by_version[live.version] -= 1
         if live.group is not None:
             self._kept.remove(n)
             heapq.heapify(self._kept)
-        self._since.dropped.append((n, reason))
-        dropped = {**self.tally.dropped, reason: self.tally.dropped.get(reason, 0) + 1}
-        self.tally = replace(self.tally, dropped=dropped)
-
-    def _count_late(self, group: Group, reason: DropReason | None) -> None:
-        """A group that a DROP record has settled since the last batch: its outcomes are still news."""
-        if group.n in self._since.uncounted:
-            self._since.uncounted.discard(group.n)
-            self._count(group, reason)
-
-    def _count(self, group: Group, reason: DropReason | None) -> None:
-        if group.status is not GroupStatus.SCORED:
-            return
-        s, rollouts = self._since.sampled, group.rollouts
-        length = sum(r.length for r in rollouts)
-        self._since.sampled = SamplingStats(
-            groups=s.groups + 1,
-            rollouts=s.rollouts + len(rollouts),
-            reward_sum=s.reward_sum + sum(r.reward for r in rollouts),
-            acc_sum=s.acc_sum + sum(r.acc for r in rollouts),
-            length_sum=s.length_sum + length,
-            truncated=s.truncated + sum(r.finish_reason == "length" for r in rollouts),
-            tokens=s.tokens + length,
-        )
-        self.tally = replace(
-            self.tally,
-            scored_groups=self.tally.scored_groups + 1,
-            kept_groups=self.tally.kept_groups + (reason is None),
-        )
-
-
-def _batch_group(n: int, live: LiveGroup) -> BatchGroup:
-    assert live.group is not None, f"group {n} is chosen for a batch but not stored"
-    return BatchGroup(n, live.group.attempt, live.version, live.groups_sequence, live.group.rollouts)
-
-
-def _ranges(live: dict[int, LiveGroup]) -> Iterable[Issue]:
-    """The live groups as ISSUE data, neighbours with the same version and floors together."""
-    run: Issue | None = None
-    for n, group in live.items():
-        if run and n == run.first + run.count and (group.version, group.floors) == (run.version, run.floors):
-            run = replace(run, count=run.count + 1)
-            continue
-        if run:
-            yield run
-        run = Issue(n, 1, group.version, group.floors)
-    if run:
-        yield run
+        self._books.drop(n, reason, recorded)
