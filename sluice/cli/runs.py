@@ -57,7 +57,10 @@ def _control(run_id: str, action: RunAction, reason: str, at: str | None) -> Non
 
 
 def _table(found: tuple[RunView, ...]) -> Table:
-    table = Table("run", "state", "steps", "version", "keep rate", "created", "reason", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", no_wrap=True, overflow="ignore")  # an id cut short cannot be copied
+    for title in ("state", "steps", "version", "keep rate", "created", "reason"):
+        table.add_column(title)
     for run in found:
         keep = run.counts.keep_rate
         table.add_row(
