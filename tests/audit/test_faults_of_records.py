@@ -63,6 +63,15 @@ async def test_more_issued_than_the_version_allows_is_a_capacity_violation(bus: 
     assert f"{used} groups were consumed, kept or in flight; {limit} are allowed" in report.findings[0].detail
 
 
+async def test_a_slot_refilled_before_the_group_that_freed_it_was_seen_is_a_capacity_violation(bus: Bus) -> None:
+    world = World("run-a").play(steps=1)
+    world.coordinate()
+    world.record(Issue(world.queue.next_n, 1, world.queue.version, Floors(world.queue.groups_seen, 0)))
+    world.work(next(iter(world.queue.in_flight_groups())), correct=[False, False])
+    assert world.queue.tally.trained + len(world.queue.live) == world.queue.capacity, "by now it would be allowed"
+    assert kinds(await audited(bus, world)) == {Fault.CAPACITY}
+
+
 async def test_counts_of_a_batch_record_that_are_not_those_of_the_ledger_are_found(bus: Bus) -> None:
     world = played()
     tally = world.batches[2].tally
