@@ -233,6 +233,15 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_overissue(self) -> Self:
+        if self.asynchrony.overissue and (self.asynchrony.max_staleness or self.filter.mode == "rounds"):
+            raise ValueError(
+                f"asynchrony.overissue = {self.asynchrony.overissue} only shortens the tail of on-policy streaming; "
+                f"set asynchrony.max_staleness = 0 and filter.mode = 'streaming', or overissue = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_filter(self) -> Self:
         if self.filter.metric == "reward" and not self.filter.allow_shaped_metric:
             raise ValueError(

@@ -149,6 +149,8 @@ class FilterQueue:
     def _room(self) -> int:
         if self.rules.rounds:
             room = self._room_in_rounds()
+        elif self.rules.overissue and (self._batch_is_full() or self.version + self.rules.max_staleness < self.k):
+            room = 0  # what is in flight beyond a full batch is surplus, and batch k must not start on older weights
         else:
             room = self.capacity - self.k * self.rules.batch_size - len(self.live)
         if self.rules.data_limit is not None:

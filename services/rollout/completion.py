@@ -99,7 +99,7 @@ def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
             start = spans.pop().start
         spans.append(VersionSpan(version, start, end))
     borders = [0, *(span.end for span in spans)]
-    if [span.start for span in spans] != borders[:-1] or borders[-1] != length:
+    if [span.start for span in spans] != borders[:-1] or borders[-1] != length or borders != sorted(borders):
         raise EngineRefusedError(
             f"engine names weight versions for {[(s.start, s.end) for s in spans]} of {length} tokens; "
             "it must cover all of them (SGLang 0.5.23 does)"

@@ -64,6 +64,7 @@ specs = st.fixed_dictionaries(
         "asynchrony": st.sampled_from(
             [
                 {"max_staleness": 0},
+                {"max_staleness": 0, "overissue": 2},
                 {"max_staleness": 1},
                 {"max_staleness": 3},
                 {"max_staleness": 2, "stragglers": "drop"},

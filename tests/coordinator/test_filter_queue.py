@@ -203,6 +203,20 @@ def test_rounds_select_in_data_order_and_call_the_rest_surplus(
     assert all(issue.count == gen for issue in world.ledger if isinstance(issue, Issue))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), batch_size=st.integers(1, 4), extra=st.integers(1, 5), keep=st.sampled_from([1.0, 0.4])
+)
+def test_overissued_prompts_shorten_the_tail_stay_on_policy_and_end_as_surplus(
+    seed: int, batch_size: int, extra: int, keep: float
+) -> None:
+    world = World(QueueRules(batch_size, 0, 8, overissue=extra), random.Random(seed), keep)
+    play(world, restarts=True)
+    assert [batch.k for batch in world.batches()] == list(range(8))
+    assert all(entry.version == batch.k for batch in world.batches() for entry in batch.groups)
+    assert set(world.queue.tally.dropped) <= {DropReason.ALL_CORRECT, DropReason.ALL_WRONG, DropReason.SURPLUS}
+
+
 def test_a_dropped_group_is_refilled_one_for_one_at_once() -> None:
     queue = FilterQueue(QueueRules(2, 0, 5))
     first = queue.plan_issue()
