@@ -367,4 +367,13 @@ class Checkpoint:
     chain: str
 
 
-TrainerRecord = Lineage | Version | Checkpoint
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """NaN or Inf in the loss or the gradient norm: the batch made no version, and the run cannot go on by itself."""
+
+    lineage: int
+    reason: str
+    """One line that names the groups of the batch."""
+
+
+TrainerRecord = Lineage | Version | Checkpoint | Diverged

@@ -11,6 +11,7 @@ from sluice.transport.log import Entry
 from sluice.types import (
     Batch,
     Checkpoint,
+    Diverged,
     Drop,
     DropReason,
     Issue,
@@ -56,6 +57,8 @@ class RunHistory:
         self.lineages = 0
         self.versions: list[VersionView] = []
         self.checkpoints: list[CheckpointView] = []
+        self.diverged: str | None = None
+        """Why the trainer cannot go on, if it said so."""
         self.version_number = -1
         """Highest number ever published; -1 before v0."""
 
@@ -121,6 +124,8 @@ class RunHistory:
                         published_at=entry.time,
                     )
                 )
+            case Diverged(_, reason):
+                self.diverged = reason
             case Checkpoint(k, lineage, path, checksum, chain):
                 self.checkpoints.append(
                     CheckpointView(

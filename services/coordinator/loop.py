@@ -67,6 +67,8 @@ async def hear(run: Run, news: News) -> None:
 
 async def advance(run: Run) -> None:
     """Do everything that can be done now."""
+    if run.history.diverged and not run.history.state.terminal:
+        await fail(run, run.history.diverged)
     match run.history.state:
         case RunState.QUEUED:
             await start_when_staffed(run)
@@ -116,6 +118,12 @@ async def end(run: Run, reason: str) -> None:
     """Settle what is left over; the trainer finishes the batches that it has, and checkpoints."""
     await run.settle(DropReason.RUN_ENDED)
     await run.change_state(RunState.STOPPING, reason, ends_as=RunState.SUCCEEDED)
+
+
+async def fail(run: Run, reason: str) -> None:
+    """Training cannot go on by itself: everything is kept for a person to look at, and nothing more is generated."""
+    await run.settle(DropReason.RUN_ENDED)
+    await run.change_state(RunState.FAILED, reason)
 
 
 async def end_when_checkpointed(run: Run) -> None:

@@ -31,7 +31,7 @@ from sluice.transport.lease import Lease
 from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
 from sluice.transport.queues import publish_event
-from sluice.types import TrainerRecord
+from sluice.types import Diverged, TrainerRecord
 from sluice.weights.server import WeightServer
 
 T = TypeVar("T")
@@ -76,6 +76,8 @@ class Session:
                     return run_id, found[1] if found else None
 
     def _serve(self, run_id: str) -> None:
+        claim: Claim | None = None
+        records: FencedLog[TrainerRecord] | None = None
         try:
             claim, records = self._claim(run_id)
             self.log.info("run_claimed", run=run_id, lineage=claim.lineage, k=claim.k)
@@ -85,6 +87,9 @@ class Session:
                 kind = "diverged" if isinstance(error, DivergedError) else "trainer_failed"
                 fields = {"alarm": kind, "error": str(error)}
                 self.nats.call(publish_event(self.bus, run_id, "alarm", fields), "alarm")
+            if isinstance(error, DivergedError) and claim is not None and records is not None:
+                # On record, so that nobody replays the batch into the same NaN: the coordinator ends the run.
+                self.nats.call(records.append(Diverged(claim.lineage, str(error))), "diverged")
             raise
 
     def _claim(self, run_id: str) -> tuple[Claim, FencedLog[TrainerRecord] | None]:

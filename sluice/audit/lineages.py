@@ -61,6 +61,8 @@ class Weights:
                 self._take_version(record.version)
             case "checkpoint":
                 self._take_checkpoint(record.checkpoint)
+            case "diverged":
+                pass  # made no weights: the run ends as failed
             case _:
                 self._find(Fault.UNREADABLE, f"TRAINER sequence {entry.sequence} is of no known kind")
 

@@ -8,6 +8,7 @@ from sluice.types import (
     BatchGroup,
     Checkpoint,
     Claim,
+    Diverged,
     Drop,
     DropReason,
     Floors,
@@ -79,6 +80,8 @@ def encode_trainer(record: TrainerRecord) -> bytes:
             )
         case Checkpoint(k, lineage, path, checksum, chain):
             message.checkpoint.CopyFrom(pb.Checkpoint(k=k, lineage=lineage, path=path, checksum=checksum, chain=chain))
+        case Diverged(lineage, reason):
+            message.diverged.CopyFrom(pb.Diverged(lineage=lineage, reason=reason))
     return message.SerializeToString()
 
 
@@ -94,6 +97,8 @@ def decode_trainer(payload: bytes) -> TrainerRecord:
         case "checkpoint":
             c = m.checkpoint
             return Checkpoint(c.k, c.lineage, c.path, c.checksum, c.chain)
+        case "diverged":
+            return Diverged(m.diverged.lineage, m.diverged.reason)
     raise WireError("trainer record of a kind this program does not know")
 
 

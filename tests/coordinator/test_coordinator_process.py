@@ -11,7 +11,7 @@ import pytest
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import pending_prompts
-from sluice.types import Claim, Drop, DropReason, Issue, StateChange
+from sluice.types import Claim, Diverged, Drop, DropReason, Issue, StateChange
 from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.servers import NatsServer
 
@@ -215,6 +215,19 @@ async def test_at_the_generation_limit_the_run_pauses_and_names_the_limit_and_th
     async with asyncio.timeout(10):
         while not await stage.batches():
             await asyncio.sleep(0.1)
+
+
+async def test_a_run_whose_loss_is_not_a_number_fails_with_the_groups_named_and_generates_no_more(
+    coordinator: Coordinator, bus: Bus
+) -> None:
+    view = await create(coordinator, spec())
+    stage = Stage(bus, view["id"])
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    await stage.trainer.append(Diverged(1, "loss nan; the batch trains groups [0, 1]"))
+    failed = await wait_for_state(coordinator, view["id"], "failed")
+    assert "groups [0, 1]" in failed["reason"] and failed["counts"]["live"] == 0
+    assert await pending_prompts(bus, view["id"]) == set()
 
 
 async def test_the_same_idempotency_key_creates_one_run_and_refuses_another_spec(coordinator: Coordinator) -> None:

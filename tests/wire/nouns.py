@@ -8,6 +8,7 @@ from sluice.types import (
     Batch,
     BatchGroup,
     Checkpoint,
+    Diverged,
     Claim,
     Drop,
     DropReason,
@@ -138,4 +139,5 @@ trainer_records = st.one_of(
     st.builds(Lineage, uint64, text, uint64),
     st.builds(Version, versions, text, text, text),
     st.builds(Checkpoint, uint64, uint64, text, text, text),
+    st.builds(Diverged, uint64, text),
 )

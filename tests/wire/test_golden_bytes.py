@@ -12,6 +12,7 @@ from sluice.types import (
     Batch,
     BatchGroup,
     Checkpoint,
+    Diverged,
     Claim,
     Drop,
     DropReason,
@@ -102,6 +103,7 @@ SAMPLES: dict[str, Sample] = {
     "lineage": (Lineage(2, "trainer-0", 5), encode_trainer, decode_trainer, False),
     "version": (Version(V3, "file:///w/v3.1", "ab", "cd"), encode_trainer, decode_trainer, False),
     "checkpoint": (Checkpoint(5, 1, "/c/5.1", "ef", "01"), encode_trainer, decode_trainer, False),
+    "diverged": (Diverged(1, "loss nan"), encode_trainer, decode_trainer, False),
 }
 
 GOLDEN: dict[str, str] = {
@@ -133,6 +135,7 @@ GOLDEN: dict[str, str] = {
     "lineage": ("0801120f08021209747261696e65722d301805"),
     "version": ("08011a1e0a0408031001120e66696c653a2f2f2f772f76332e311a02616222026364"),
     "checkpoint": ("08012214080510011a062f632f352e31220265662a023031"),
+    "diverged": ("08012a0c080112086c6f7373206e616e"),
 }
 
 
