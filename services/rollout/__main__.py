@@ -38,12 +38,12 @@ def main() -> int:
 
 
 async def _run(config: WorkerConfig) -> None:
-    stop = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     name = config.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", instance_name("rollout"))
     log = get_logger("rollout").bind(worker=name)
     bus = await _connect(config, name)
+    stop = asyncio.Event()  # until here there is nothing to hand back, and a signal may end the process as it is
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     engine = Engine(config.engine_url, config.engine_api_key, config.engine_admin_api_key)
     live = LiveStatus(config.redis_url)
     worker = Worker(RunFinder(bus, name, log), engine, live, _settings(config))

@@ -42,6 +42,7 @@ class WeightServer:
         try:
             port = server.add_insecure_port(bind)
         except RuntimeError:
+            await server.stop(None)  # one that is only forgotten lingers in gRPC's own threads
             raise ConfigError(f"cannot serve weights at {bind!r}: the address is taken or is not ours") from None
         await server.start()
         return cls(server, host, port)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +8,11 @@ import pytest
 from sluice.types import PolicyVersion, Version
 from sluice.weights.manifest import Manifest
 from sluice.weights.publish import VersionWriter
+from sluice.weights.server import WeightServer
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 Publish = Callable[..., tuple[Path, Manifest]]
+Serve = Callable[..., Awaitable[WeightServer]]
 
 TENSORS: Tensors = {
     "model.embed_tokens.weight": ("BF16", (32, 8), bytes(range(256)) * 2),
@@ -40,6 +42,20 @@ def publish(root: Path) -> Publish:
         return writer.commit()
 
     return write
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Start a weight server for a folder; all that still run at the end are stopped."""
+    servers: list[WeightServer] = []
+
+    async def start(root: Path, bind: str = "127.0.0.1:0") -> WeightServer:
+        servers.append(await WeightServer.start(root, bind))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        await server.stop(grace_seconds=0)
 
 
 def announce(manifest: Manifest, uri: str) -> Version:
