@@ -90,7 +90,7 @@ async def ask(bus: Bus, run_id: str, action: RunAction, reason: str) -> str:
     body: dict[str, Any] = {"action": str(action), "reason": reason}
     try:
         reply = await bus.nc.request(subjects.control(run_id), json.dumps(body).encode(), timeout=ANSWER_SECONDS)
-    except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+    except (nats.errors.NoRespondersError, TimeoutError):
         raise TransientError(
             f"no coordinator that holds run {run_id!r} answered within {ANSWER_SECONDS:g} s; "
             f"try again once one has claimed it"

@@ -136,7 +136,7 @@ async def follow_stream(
             while True:
                 try:
                     messages = await consumer.fetch(FETCH, timeout=5.0)
-                except nats.errors.TimeoutError:
+                except TimeoutError:  # the client raises its own kind, and the plain one
                     await consumer.consumer_info()  # raises when the server has forgotten it
                     continue
                 for message in messages:

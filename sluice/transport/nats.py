@@ -18,7 +18,7 @@ from sluice.errors import ConfigError, TransientError
 from sluice.telemetry import get_logger
 from sluice.wire import subjects
 
-RETRYABLE = (nats.errors.TimeoutError, nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError)
+RETRYABLE = (TimeoutError, nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError)
 """What a request answers while the server restarts or is full: the caller tries again until its deadline."""
 
 
