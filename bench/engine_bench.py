@@ -86,7 +86,7 @@ async def measure(arguments: argparse.Namespace) -> Report:
 
 READING = (
     "Higher is better. CPU-seconds are those of the process alone, so they bear other load on the machine better than "
-    "seconds do. nats / token: minus the mean returned log-prob; both sides sample the same policy, so it agrees within noise."
+    "seconds do. nats / token: minus the mean returned log-prob; both sides sample the same policy, so it agrees but for noise (0.1 a turn)."
 )
 
 

@@ -7,6 +7,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import shutil
 import statistics
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -46,7 +47,11 @@ class Spread:
         return cls(statistics.fmean(found), statistics.median(found), min(found), max(found))
 
     def __str__(self) -> str:
-        return short(self.median) if self.min == self.max else f"{short(self.median)} ({short(self.min)} – {short(self.max)})"
+        return (
+            short(self.median)
+            if self.min == self.max
+            else f"{short(self.median)} ({short(self.min)} – {short(self.max)})"
+        )
 
 
 Figure = Spread | float
@@ -126,7 +131,8 @@ def versions() -> dict[str, str]:
 
 @asynccontextmanager
 async def services(options: StackOptions, names: Sequence[str], logs: Path) -> AsyncIterator[tuple[Stack, Supervisor]]:
-    """Only the named services of a stack, healthy; ended with the block."""
+    """Only the named services of a stack, healthy, with nothing stored; ended with the block, and what they stored."""
+    shutil.rmtree(options.data, ignore_errors=True)
     stack = plan_stack(options)
     for folder in (*stack.folders, logs):
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +144,7 @@ async def services(options: StackOptions, names: Sequence[str], logs: Path) -> A
         yield stack, supervisor
     finally:
         await supervisor.stop()
+        shutil.rmtree(options.data, ignore_errors=True)
 
 
 def show(name: str, begin: Mapping[str, Any], report: Report) -> None:
