@@ -1,10 +1,10 @@
 """The bus: rollouts stored and fetched as the services do it, beside raw JetStream with the same bytes.
 
-Sluice's side encodes, hashes, stores with a message id, fetches by sequence, compares the hash and decodes. The raw side
-publishes and gets messages of the same bytes and does nothing else. Both wait for the server's acknowledgement of each
-message, store to the same file-backed stream of one real server, eight rollouts (a group) at a time, and fetch all of
-them with as many requests under way. A round trip is storing and fetching. The codec row is Sluice's side without the
-bus: encoding, hashing and decoding alone.
+Sluice's side encodes, hashes, stores with a message id, fetches by sequence, compares the hash and decodes. The raw
+side publishes and gets messages of the same bytes and does nothing else. Both wait for the server's acknowledgement of
+each message, store to the same file-backed stream of one real server, eight rollouts (a group) at a time, and fetch all
+of them with as many requests under way. A round trip is storing and fetching. The codec row is Sluice's side without
+the bus: encoding, hashing and decoding alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sampling: the CPU engine behind its HTTP API, beside a plain `transformers` generate, in response tokens a CPU-second.
+"""Sampling: the CPU engine behind its HTTP API, beside a plain `transformers` generate, in tokens a CPU-second.
 
-Both sides have one thread, the same weights and allocator settings, and return the log-prob of every token. The engine
-gets one request a group, all at once, as a rollout worker sends them; generate gets all rows in one call, which suits it
-best. Each round has prompts that neither side has seen before.
+Both sides have one thread, the same weights and allocator settings, and return the log-prob of every response token.
+The engine gets one request a group, all at once, as a rollout worker sends them; generate gets all rows in one call,
+which suits it best. Each round has prompts that neither side has seen before.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from bench.harness import Figures, Measured, Report, Side, figures_of, ratio, run_benchmark, services, take_turns
+from bench.harness import Measured, Report, Side, figures_of, ratio, run_benchmark, services, take_turns
 from bench.processes import Peer, cpu_seconds
 from sluice.config import RunSpec, load_run_spec
 from sluice.data.model_files import stop_token_ids
@@ -86,7 +86,8 @@ async def measure(arguments: argparse.Namespace) -> Report:
 
 READING = (
     "Higher is better. CPU-seconds are those of the process alone, so they bear other load on the machine better than "
-    "seconds do. nats / token: minus the mean returned log-prob; both sides sample the same policy, so it agrees but for noise (0.1 a turn)."
+    "seconds do. nats / token: minus the mean returned log-prob; both sides sample the same policy, so it agrees but "
+    "for noise (0.1 a turn)."
 )
 
 

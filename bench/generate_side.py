@@ -16,7 +16,8 @@ def begin(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, float]]
     """Load `setup["model"]`; what is returned samples `group_size` responses to each of `prompts` in one call."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    model: Any = AutoModelForCausalLM.from_pretrained(setup["model"], dtype=getattr(torch, setup["dtype"])).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(setup["model"], dtype=getattr(torch, setup["dtype"]))
+    model.eval()
 
     def answer(request: dict[str, Any]) -> dict[str, float]:
         stops = request["stop_token_ids"]
