@@ -80,10 +80,15 @@ class CheckpointStore:
         return Checkpoint(manifest.k, manifest.lineage, str(final), _checksum(text), manifest.chain)
 
     def prune(self, records: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
-        """Remove all but the newest `keep` of these checkpoints (oldest first), and return what is left."""
-        for record in records[:-keep]:
-            shutil.rmtree(record.path, ignore_errors=True)
-        return list(records[-keep:])
+        """Keep the newest `keep` of these checkpoints (oldest first) and return them; all other folders go.
+
+        Those are older ones, damaged ones, and what a trainer sealed that died before it could record it.
+        """
+        kept = list(records[-keep:])
+        for folder in self._root.glob("[0-9]*.[0-9]*"):
+            if str(folder) not in {record.path for record in kept}:
+                shutil.rmtree(folder)
+        return kept
 
 
 def verify(record: Checkpoint) -> CheckpointManifest:

@@ -19,13 +19,16 @@ def follow(trainer: Trainer, agenda: Agenda | None, ranks: Ranks) -> None:
     """
     trainer.publish()
     while True:
+        trainer.settle()
         following: Item | None = agenda.next() if agenda else None
         match item := ranks.share(following):
             case Train():
                 trainer.step(item)
             case Save():
                 trainer.save()
+                trainer.settle(wait=True)
             case Idle():
                 continue
             case Finish():
+                trainer.settle(wait=True)
                 return

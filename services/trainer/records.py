@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from services.trainer import metrics
@@ -39,6 +40,8 @@ class Recorder:
         self._verified: Checkpoint | None = claim.restored.record if claim.restored else None
         self._kept = [*claim.restored.older, claim.restored.record] if claim.restored else []
         self._world_size, self._address = world_size, weights_address
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._sealing: Future[Checkpoint] | None = None
 
     def announce(self, version: PolicyVersion, path: Path, manifest_hash: str, chain: str) -> None:
         """Store the VERSION record: from here on workers use these weights."""
@@ -48,11 +51,12 @@ class Recorder:
         self._log.info("version_published", version=str(version), uri=uri)
 
     def begin_checkpoint(self, version: PolicyVersion) -> Path:
-        """The folder that all ranks write into."""
+        """The folder that all ranks write into; one checkpoint is sealed at a time."""
+        self.settle(wait=True)
         return self._store.begin(version.number, version.lineage)
 
-    def commit_checkpoint(self, folder: Path, version: PolicyVersion, chain: str, updates: int) -> None:
-        """Seal the folder, store the CHECKPOINT record, then purge up to what the checkpoint before it needs."""
+    def seal_checkpoint(self, folder: Path, version: PolicyVersion, chain: str, updates: int) -> None:
+        """Begin to hash, sync and rename the folder, in a thread: the next batch need not wait for the disk."""
         manifest = CheckpointManifest(
             run_id=self._claim.run_id,
             k=version.number,
@@ -63,9 +67,20 @@ class Recorder:
             optimizer_updates=updates,
             world_size=self._world_size,
         )
-        record = self._store.commit(folder, manifest, self._agenda.records)
-        self._append(record)
+        self._sealing = self._disk.submit(self._store.commit, folder, manifest, self._agenda.records)
         self._agenda.saved()
+
+    def settle(self, wait: bool) -> None:
+        """Once a checkpoint is sealed: store its record, then purge up to what the one before it needs.
+
+        With `wait` it is stored when this returns; without, only if the disk is done.
+        """
+        if self._sealing is None or not (wait or self._sealing.done()):
+            return
+        with metrics.waiting("checkpoint"):
+            record = self._sealing.result()
+        self._sealing = None
+        self._append(record)
         self._purge()
         self._verified = record
         self._kept.append(record)

@@ -92,13 +92,18 @@ class Trainer:
                 self._recorder.announce(self.version, written[0], written[1].hash, self.chain)
 
     def save(self) -> None:
-        """Write a checkpoint of everything that is trained, record it, and purge what only older ones needed."""
+        """Write a checkpoint of everything that is trained; `settle` records it once it is safely on disk."""
         with self._phase("checkpoint"):
             folder = self._ranks.share(self._recorder.begin_checkpoint(self.version) if self._recorder else None)
             self._engine.save(folder)
             self._ranks.agree(None)  # every rank's files are written
             if self._recorder is not None:
-                self._recorder.commit_checkpoint(folder, self.version, self.chain, self.updates)
+                self._recorder.seal_checkpoint(folder, self.version, self.chain, self.updates)
+
+    def settle(self, wait: bool = False) -> None:
+        """Record a checkpoint that is safely on disk by now; with `wait`, as soon as it is. Rank 0's alone."""
+        if self._recorder is not None:
+            self._recorder.settle(wait)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -18,6 +18,7 @@ from services.trainer.packing import MicroBatch
 from services.trainer.policy import Policy
 from services.trainer.ranks import Ranks, cuda_device
 from sluice.config import RunSpec
+from sluice.errors import ConfigError
 
 ENGINE_FOLDER = "engine"
 GATHER_BYTES = 128 << 20
@@ -114,9 +115,14 @@ class ZeroEngine:
 def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
     """DeepSpeed's configuration of a run.
 
+    Raises:
+        ConfigError: stage 0, in which DeepSpeed trains bfloat16 without float32 masters and reports no gradient norm.
+
     Accumulation is ours: DeepSpeed counts one micro-batch an update and never divides. Gradients accumulate in float32,
     so that the update does not depend on how many micro-batches there are.
     """
+    if spec.trainer.zero_stage == 0:
+        raise ConfigError("trainer.zero_stage = 0 keeps no float32 masters; use 1, which shards nothing but those")
     zero: dict[str, Any] = {"stage": spec.trainer.zero_stage, "overlap_comm": torch.cuda.is_available()}
     if spec.trainer.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}

@@ -35,11 +35,11 @@ async def test_a_trainer_killed_with_9_replays_the_same_batches_to_the_same_bits
     for _ in range(3):
         await script.add_batch()
 
-    async def third_version() -> bool:
-        return "v3.1" in await versions(bus)
+    async def past_the_checkpoint() -> bool:
+        return "v3.1" in await versions(bus) and [c.k for c in await checkpoints(bus)] == [2]
 
     with trainer_process(settings):
-        await until(third_version)
+        await until(past_the_checkpoint)
     await script.add_batch()
     await script.set_state(RunState.STOPPING, record=True)
     assert await train(settings) == 0
