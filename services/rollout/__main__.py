@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nats
 
+from services.rollout.cancellation import end_tasks
 from services.rollout.config import WorkerConfig
 from services.rollout.engine import Engine
 from services.rollout.engine_process import EngineProcess
@@ -31,7 +32,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"sluice-rollout: {error}", file=sys.stderr)
         return 2
-    except (SluiceError, nats.errors.Error) as error:
+    except (SluiceError, TimeoutError, nats.errors.Error) as error:
         print(f"sluice-rollout: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -90,11 +91,9 @@ async def _serve_with_engine(worker: Worker, process: EngineProcess, stop: async
     try:
         await worker.serve(stop)
     finally:
-        supervising.cancel()
-        results = await asyncio.gather(supervising, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+        faults = await end_tasks([supervising])
+    if faults:
+        raise faults[0]
 
 
 def _settings(config: WorkerConfig) -> Settings:

@@ -8,10 +8,9 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
-import nats
-
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
+from services.rollout.cancellation import end_tasks
 from services.rollout.completion import (
     Completion,
     EngineDownError,
@@ -21,7 +20,7 @@ from services.rollout.completion import (
 )
 from services.rollout.engine import Engine, EngineLimits
 from services.rollout.gate import Gate
-from services.rollout.run import Run
+from services.rollout.run import NATS_FAULTS, Run
 from services.rollout.scoring import ResponseText, Scorer, judge
 from services.rollout.weight_sync import WeightSync
 from sluice.errors import TransientError, WaitTimeoutError
@@ -68,14 +67,13 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
             status = "cancelled"
         await _quietly(delivery.ack() if bench.over.is_set() else delivery.hand_back(), bench)
         raise
-    except (TransientError, WaitTimeoutError, nats.errors.Error) as error:
+    except (TransientError, WaitTimeoutError, *NATS_FAULTS) as error:
         bench.run.log.warning("prompt_handed_back", n=delivery.prompt.n, error=str(error))
         await _quietly(delivery.hand_back(RETRY_SECONDS), bench)
     else:
         await _quietly(delivery.ack(), bench)  # unanswered, it is delivered again, and that attempt loses
     finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        await end_tasks([beating])
         metrics.GROUPS.labels(status).inc()
 
 
@@ -220,7 +218,7 @@ async def _say_in_progress(delivery: Delivery) -> None:
         await asyncio.sleep(ACK_WAIT_SECONDS / 3)
         try:
             await delivery.in_progress()
-        except nats.errors.Error:
+        except NATS_FAULTS:
             continue  # the server is away; it counts the silence only when it is back
 
 
@@ -228,5 +226,5 @@ async def _quietly(step: Awaitable[object], bench: Bench) -> None:
     """A step that only saves work: redelivery and the one commit per group put right what it leaves undone."""
     try:
         await step
-    except (TransientError, nats.errors.Error) as error:
+    except (TransientError, *NATS_FAULTS) as error:
         bench.run.log.warning("step_left_undone", error=str(error))

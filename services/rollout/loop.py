@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
+from services.rollout.cancellation import end_tasks
 from services.rollout.completion import EngineDownError
 from services.rollout.engine import Engine, EngineLimits
 from services.rollout.gate import Gate
@@ -25,7 +26,7 @@ from sluice.transport.queues import Delivery, PromptQueue
 from sluice.transport.reward import RewardClient
 
 T = TypeVar("T")
-PULL_SECONDS = 1.0
+PULL_SECONDS = 0.5
 ENGINE_RETRY_SECONDS = 1.0
 
 
@@ -118,7 +119,9 @@ class Worker:
             elif bench.sync.held is None:
                 await _unless(watch.leave, _first_version(bench.run, bench.sync))
             else:
-                for delivery in await _pull_some(queue, free):
+                with metrics.waiting("prompts"):
+                    deliveries = await queue.pull(free, PULL_SECONDS)
+                for delivery in deliveries:
                     self._start(delivery, bench, watch)
 
     def _start(self, delivery: Delivery, bench: Bench, watch: Watch) -> None:
@@ -139,13 +142,10 @@ class Worker:
         groups = list(self._groups)
         if groups and not watch.over.is_set():
             await asyncio.wait(groups, timeout=self._settings.drain_seconds)
-        for group in groups:
-            group.cancel()
-        results = await asyncio.gather(*groups, return_exceptions=True)
+        faults = await end_tasks(groups)
         self._groups.clear()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        if faults:
+            raise faults[0]
 
     async def _learn_limits(self, run: Run, sync: WeightSync) -> EngineLimits:
         """After the engine has served its first version: before, it may not be there."""
@@ -179,20 +179,9 @@ async def _watching(run: Run, sync: WeightSync, stop: asyncio.Event) -> AsyncIte
     try:
         yield watch
     finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-
-
-async def _pull_some(queue: PromptQueue, most: int) -> list[Delivery]:
-    with metrics.waiting("prompts"):
-        try:
-            return await queue.pull(most, PULL_SECONDS)
-        except TimeoutError:  # the client's own, from between two requests: there was nothing
-            return []
+        faults = await end_tasks(tasks)
+    if faults:
+        raise faults[0]
 
 
 async def _first_version(run: Run, sync: WeightSync) -> None:
@@ -207,11 +196,9 @@ async def _first_version(run: Run, sync: WeightSync) -> None:
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None if `event` is set first; `work` is cancelled then."""
-    task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    task, waiter = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
         await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for future in (task, waiter):
-            future.cancel()
-        await asyncio.gather(task, waiter, return_exceptions=True)
+        await end_tasks([task, waiter])

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
-import nats
-from nats.js.errors import APIError
 from nats.js.kv import KeyValue
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from services.rollout.run import Run
+from services.rollout.cancellation import end_tasks
+from services.rollout.run import NATS_FAULTS, Run
 from sluice.transport.queues import publish_event
 from sluice.wire import subjects
 
@@ -77,8 +76,7 @@ class Presence:
         try:
             yield
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await end_tasks([renewing])
             await self._leave(run, bucket)
 
     async def _keep_renewing(self, run: Run, bucket: KeyValue, rate: _Rate) -> None:
@@ -92,14 +90,14 @@ class Presence:
         payload = json.dumps(fields).encode()
         try:
             await bucket.put(f"{run.id}.{run.worker}", payload)
-        except (APIError, nats.errors.Error):
+        except NATS_FAULTS:
             run.log.warning("registration_not_renewed")
         await self._live.put(run.worker, payload)
 
     async def _leave(self, run: Run, bucket: KeyValue) -> None:
         try:
             await bucket.delete(f"{run.id}.{run.worker}")
-        except (APIError, nats.errors.Error):
+        except NATS_FAULTS:
             run.log.warning("registration_runs_out_by_itself", seconds=subjects.WORKER_TTL_SECONDS)
         await self._live.remove(run.worker)
         await publish_event(run.bus, run.id, "worker_left", {"worker": run.worker})

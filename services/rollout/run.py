@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 import nats
-from nats.js.errors import APIError, KeyNotFoundError, NoKeysError
+from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from services.rollout import metrics
@@ -15,12 +15,14 @@ from sluice.config import RunSpec, parse_run_spec
 from sluice.errors import ConfigError, WireError
 from sluice.telemetry import Logger
 from sluice.transport.log import read_stream
-from sluice.transport.nats import RETRYABLE, Bus
+from sluice.transport.nats import Bus
 from sluice.types import RunCreated, RunState
 from sluice.wire import subjects
 from sluice.wire.records import decode_ledger
 
 POLL_SECONDS = 1.0
+NATS_FAULTS = (TimeoutError, nats.errors.Error)
+"""What the client raises while the server is away or refuses: its own kinds, and the plain time-out."""
 
 
 class RunUnfitError(ConfigError):
@@ -98,7 +100,7 @@ async def wait_until_over(run: Run) -> RunState:
             state = _state((await bucket.get(run.id)).value)
         except KeyNotFoundError:
             state = RunState.STOPPED
-        except (APIError, nats.errors.Error):
+        except NATS_FAULTS:
             state = None  # the server is away: nothing is known
         if state is not None and (state.terminal or state is RunState.STOPPING):
             return state
@@ -113,7 +115,7 @@ async def _live_runs(bucket: KeyValue) -> list[str]:
             state = _state(entry.value)
             if state is not None and not state.terminal and state is not RunState.STOPPING:
                 found.append((float(json.loads(entry.value or b"{}").get("created_at", 0)), run_id))
-    except (NoKeysError, KeyNotFoundError, *RETRYABLE):
+    except NATS_FAULTS:
         return []
     return [run_id for _, run_id in sorted(found)]
 

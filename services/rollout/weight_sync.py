@@ -39,25 +39,20 @@ class WeightSync:
         self._seconds = run.spec.deadlines.weight_sync_seconds
         self._announced: dict[PolicyVersion, Version] = {}
         self._caught_up = asyncio.Event()
-        self._last_sequence = 0
         self._news = asyncio.Event()
         self._changed = asyncio.Condition()
         self.held: PolicyVersion | None = None
 
     async def follow(self) -> None:
         """Take note of each announced version, for ever."""
-        while True:
-            source = follow_stream if self._caught_up.is_set() else read_stream
-            subject = subjects.trainer(self._run.id)
-            try:
-                async for sequence, payload, _ in source(
-                    self._run.bus, subjects.TRAINER, subject, self._last_sequence + 1
-                ):
-                    self._note(decode_trainer(payload))
-                    self._last_sequence = sequence
-                self._caught_up.set()
-            except TimeoutError:  # the client's own, from between two requests: nothing is lost
-                continue
+        bus, subject = self._run.bus, subjects.trainer(self._run.id)
+        last = 0
+        async for sequence, payload, _ in read_stream(bus, subjects.TRAINER, subject):
+            self._note(decode_trainer(payload))
+            last = sequence
+        self._caught_up.set()
+        async for _, payload, _ in follow_stream(bus, subjects.TRAINER, subject, last + 1):
+            self._note(decode_trainer(payload))
 
     def _note(self, record: TrainerRecord) -> None:
         if isinstance(record, Version):

@@ -1,0 +1,25 @@
+"""Ending tasks for certain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+REPEAT_SECONDS = 6.0
+"""Longer than a task's own clean-up takes, so that a repetition does not interrupt it."""
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]:
+    """Cancel tasks until each has ended; returns what they raised, cancellation aside.
+
+    Once is not enough before Python 3.12: `asyncio.wait_for` drops a cancellation that arrives together with its
+    result, and a loop around it then goes on.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=REPEAT_SECONDS)
+    faults = (None if task.cancelled() else task.exception() for task in tasks)
+    return [fault for fault in faults if fault is not None]
