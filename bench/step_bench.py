@@ -2,8 +2,8 @@
 
 Starts a whole stack with its own data folder, trains a few steps of a run file, and reads the answer from what the
 services themselves have stored: step events, weights_applied events, GROUPS messages and the times of ledger records.
-The first step is left out: it waits for everybody's start. Checkpoints are shown apart, because this short run has one
-and a long one has one in `checkpoint.interval` steps.
+The first step is left out, because it waits for everybody's start, and so are the last ones, beside which no groups
+are made any more. The checkpoint is in the last step, and shown apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.step_split import Sample, split
 from sluice.cli.resolve import resolve
 from sluice.cli.up import stack_options
 from sluice.client import RunsClient
-from sluice.config import RunSpec
+from sluice.config import RunSpec, load_run_spec
 from sluice.errors import SluiceError, WaitTimeoutError
 from sluice.local.run import RunningStack, running_stack
 from sluice.transport.nats import Bus
@@ -37,14 +37,15 @@ DEADLINE_SECONDS = 300.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run-file", type=Path, default=Path("configs/demo.toml"), help="the run")
-    parser.add_argument("--steps", type=int, default=6, help="training steps, at least 3")
+    parser.add_argument("--steps", type=int, default=6, help="training steps that count")
     run_benchmark(NAME, parser, measure)
 
 
 async def measure(arguments: argparse.Namespace) -> Report:
     """One run on one stack."""
-    file, steps = (Path("configs/tiny.toml"), 3) if arguments.quick else (arguments.run_file, max(arguments.steps, 3))
-    overrides = [f"trainer.total_steps={steps}", f"checkpoint.interval={steps}", "trainer.target_reward=none"]
+    file, steps = (Path("configs/tiny.toml"), 2) if arguments.quick else (arguments.run_file, arguments.steps)
+    total = 1 + steps + max(load_run_spec(file).asynchrony.max_staleness, 1)
+    overrides = [f"trainer.total_steps={total}", f"checkpoint.interval={total}", "trainer.target_reward=none"]
     spec = resolve(file, overrides)
     folder: Path = arguments.output / "step-stack"
     try:
@@ -52,8 +53,8 @@ async def measure(arguments: argparse.Namespace) -> Report:
             samples, recorded = await running.supervisor.during(_train(spec, running))
     finally:
         shutil.rmtree(folder / "data", ignore_errors=True)  # a checkpoint of 1.9 GB in the case of the demo
-    settings = {"run_file": str(file), "steps": steps, "counted_steps": steps - 1, "set": overrides}
-    return Report(settings, split(recorded, samples), {}, READING)
+    settings = {"run_file": str(file), "steps": steps, "set": overrides}
+    return Report(settings, split(recorded, samples, steps), {}, READING)
 
 
 READING = (

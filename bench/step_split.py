@@ -11,7 +11,7 @@ from bench.harness import Figure, Spread
 from bench.recorded import Recorded
 
 PHASES = ("wait", "fetch", "train", "publish")
-"""Of the trainer, in this order; the checkpoint is kept apart."""
+"""Of the trainer, in this order."""
 Row = dict[str, Figure]
 Window = tuple[float, float]
 
@@ -26,10 +26,10 @@ class Sample:
     """(command, pid) -> CPU-seconds."""
 
 
-def split(recorded: Recorded, samples: Sequence[Sample]) -> dict[str, Row]:
-    """The rows of the report. The first step is not counted: the window is from version 1 to the last one."""
-    window = (recorded.published[1], recorded.published[len(recorded.steps)])
-    lengths, phases = _trainer(recorded)
+def split(recorded: Recorded, samples: Sequence[Sample], steps: int) -> dict[str, Row]:
+    """The rows of the report, over training steps 1 to `steps`: between policy versions 1 and `steps` + 1."""
+    window = (recorded.published[1], recorded.published[steps + 1])
+    lengths, phases = _trainer(recorded, steps)
     mean = statistics.fmean(lengths)
     seconds = {"step": lengths, **phases, **_beside(recorded, window)}
     rows = {name: _row(found, mean) for name, found in seconds.items() if found}
@@ -43,10 +43,10 @@ def _row(seconds: Sequence[float], step: float) -> Row:
     return {"seconds": spread, "mean": spread.mean, "share": spread.mean / step}
 
 
-def _trainer(recorded: Recorded) -> tuple[list[float], dict[str, list[float]]]:
-    """Seconds of each counted step without its checkpoint, and of the phases that make it up."""
-    counted = [step["seconds"] for step in recorded.steps[1:]]
-    lengths = [seconds["total"] - seconds.get("checkpoint", 0.0) for seconds in counted]
+def _trainer(recorded: Recorded, steps: int) -> tuple[list[float], dict[str, list[float]]]:
+    """Seconds of each counted step, and of the phases that make it up."""
+    counted = [step["seconds"] for step in recorded.steps[1 : steps + 1]]
+    lengths = [seconds["total"] for seconds in counted]
     phases = {f"trainer: {name}": [seconds[name] for seconds in counted] for name in PHASES}
     rest = [length - sum(times) for length, *times in zip(lengths, *phases.values(), strict=True)]
     return lengths, {**phases, "trainer: the rest": rest}
@@ -54,19 +54,20 @@ def _trainer(recorded: Recorded) -> tuple[list[float], dict[str, list[float]]]:
 
 def _beside(recorded: Recorded, window: Window) -> dict[str, list[float]]:
     """What the other services do meanwhile; the first two in each step, so that they compare with its length."""
-    borders = sorted(time for number, time in recorded.published.items() if number)
+    borders = sorted(time for time in recorded.published.values() if window[0] <= time <= window[1])
     steps = list(itertools.pairwise(borders))
     groups = [(time - group.reward_seconds, time, group) for _, time, group in recorded.groups]
     generation = [(judged - group.generate_seconds, judged) for judged, _, group in groups]
     reward = [(judged, time) for judged, time, _ in groups]
-    counted = [group for _, time, group in groups if window[0] <= time < window[1]]
     stored = {sequence: time for sequence, time, _ in recorded.groups}
     issued = [time for time, _ in recorded.issues]
     return {
         "worker: any group in generation": [covered(generation, step) for step in steps],
         "worker: any group in reward": [covered(reward, step) for step in steps],
         "worker: weight sync": [e["seconds"] for time, e in recorded.applied if window[0] <= time < window[1]],
-        "coordinator: last group to batch": [time - stored[batch.groups_seen] for time, batch in recorded.batches[1:]],
+        "coordinator: last group to batch": [
+            time - stored[batch.groups_seen] for time, batch in recorded.batches if window[0] <= time < window[1]
+        ],
         "coordinator: version to prompts": [
             min(later) - time for time in borders[:-1] if (later := [t for t in issued if t > time])
         ],
