@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.utils import logging as transformers_logging
 
 from services.trainer.head import LogProbHead
 from services.trainer.packing import MicroBatch, PackingLimits
+from services.trainer.sharding import deepspeed_config
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 
@@ -57,6 +59,9 @@ class Policy(nn.Module):
 def load_policy(spec: RunSpec) -> Policy:
     """The initial model (v0) in the trainer's dtype, without dropout, with the run's attention.
 
+    With ZeRO-3 each rank keeps its shard of a parameter as soon as it is read: no rank ever holds the whole model.
+    `torch.distributed` must have been joined.
+
     Raises:
         ConfigError: the folder holds no such model, or one that this trainer would train wrongly.
     """
@@ -68,6 +73,8 @@ def load_policy(spec: RunSpec) -> Policy:
         config = AutoConfig.from_pretrained(path, trust_remote_code=spec.model.trust_remote_code)
         _check_architecture(config, spec)
         without_dropout(config)
+        # While this object lives, transformers loads into shards.
+        sharding = _sharded_loading(spec)
         causal: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -75,6 +82,7 @@ def load_policy(spec: RunSpec) -> Policy:
             attn_implementation=spec.model.attention,
             trust_remote_code=spec.model.trust_remote_code,
         )
+        del sharding
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from None
     if spec.trainer.activation_checkpointing:
@@ -84,6 +92,12 @@ def load_policy(spec: RunSpec) -> Policy:
         raise ConfigError(f"model.path = {path!r} has a language-model head with a bias, which is not supported")
     causal.train()  # activation checkpointing is off in eval mode
     return Policy(causal, spec.rollout.temperature)
+
+
+def _sharded_loading(spec: RunSpec) -> Any:
+    if spec.trainer.zero_stage < 3:
+        return None
+    return HfDeepSpeedConfig(deepspeed_config(spec))  # type: ignore[no-untyped-call]  # not annotated there
 
 
 def packing_limits(policy: Policy, spec: RunSpec) -> PackingLimits:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from services.trainer.packing import MicroBatch
 from services.trainer.policy import Policy
 from services.trainer.ranks import Ranks, cuda_device
+from services.trainer.sharding import deepspeed_config
 from sluice.config import RunSpec
-from sluice.errors import ConfigError
 
 ENGINE_FOLDER = "engine"
 GATHER_BYTES = 128 << 20
@@ -110,35 +110,6 @@ class ZeroEngine:
             block, modifier_rank=None
         )
         return gathered
-
-
-def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
-    """DeepSpeed's configuration of a run.
-
-    Raises:
-        ConfigError: stage 0, in which DeepSpeed trains bfloat16 without float32 masters and reports no gradient norm.
-
-    Accumulation is ours: DeepSpeed counts one micro-batch an update and never divides. Gradients accumulate in float32,
-    so that the update does not depend on how many micro-batches there are.
-    """
-    if spec.trainer.zero_stage == 0:
-        raise ConfigError("trainer.zero_stage = 0 keeps no float32 masters; use 1, which shards nothing but those")
-    zero: dict[str, Any] = {"stage": spec.trainer.zero_stage, "overlap_comm": torch.cuda.is_available()}
-    if spec.trainer.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if spec.trainer.offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": spec.optim.grad_clip,
-        "bf16": {"enabled": spec.model.trainer_dtype == "bfloat16"},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": zero,
-        "steps_per_print": 1 << 60,
-    }
 
 
 def rank_device(on_gpu: bool, local_rank: int) -> torch.device:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner
 from services.trainer.ranks import Ranks
-from services.trainer.zero import deepspeed_config
+from services.trainer.sharding import deepspeed_config
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, DivergedError
 from sluice.types import Rollout

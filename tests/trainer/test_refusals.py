@@ -1,0 +1,81 @@
+"""What is refused before anything starts, in one line that names value, limit and knob."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.trainer.config import TrainerSettings
+from services.trainer.policy import load_policy
+from services.trainer.ranks import Ranks
+from sluice.errors import ConfigError
+from tests.trainer.script import make_spec
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SLUICE_TRAINER_THREADS", "0", "SLUICE_TRAINER_THREADS=0"),
+        ("SLUICE_TRAINER_DEVICE", "tpu", "SLUICE_TRAINER_DEVICE=tpu"),
+        ("SLUICE_WEIGHTS_BIND", "nowhere", "SLUICE_WEIGHTS_BIND=nowhere"),
+        ("RANK", "3", "RANK=3 must be below WORLD_SIZE=1"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(name: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainerSettings.from_environment({name: value})
+
+
+def test_the_process_ends_with_code_2_and_one_line_before_torch_is_loaded() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.trainer"],
+        env={"WORLD_SIZE": "many"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("sluice-trainer: WORLD_SIZE=many:")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path = .*holds no config\.json"):
+        load_policy(make_spec(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sliding_window": 4}, "attends to a window of 4 tokens, less than .* = 16"),
+        ({"final_logit_softcapping": 30.0}, "sets final_logit_softcapping"),
+    ],
+)
+def test_a_model_that_would_be_trained_wrongly_is_refused(
+    tiny_model: Path, tmp_path: Path, one_rank: Ranks, change: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=message):
+        load_policy(make_spec(tmp_path / "model"))
+
+
+def test_attention_without_masks_needs_plain_rows(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set trainer\.prefix_sharing = false"):
+        load_policy(make_spec(tiny_model, model={"attention": "flash_attention_2"}))
+
+
+def test_dropout_of_a_checkpoint_is_switched_off(tiny_model: Path, tmp_path: Path, one_rank: Ranks) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attention_dropout": 0.1}))
+    policy = load_policy(make_spec(tmp_path / "model"))
+    assert policy.body.config.attention_dropout == 0.0
+    assert policy.body.layers[0].self_attn.attention_dropout == 0.0
