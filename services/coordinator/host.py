@@ -15,6 +15,7 @@ from services.coordinator.loop import coordinate
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.run import Run, announce
 from services.coordinator.runs import RunReader
+from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, FencedError, TransientError
 from sluice.telemetry import get_logger, instance_name
 from sluice.transport.lease import Lease
@@ -43,9 +44,7 @@ class RunHost:
                         await self._try(run_id)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
-            for task in self._held.values():
-                task.cancel()
-            await asyncio.gather(*self._held.values(), return_exceptions=True)
+            await end_tasks(list(self._held.values()))
 
     async def _open_runs(self) -> list[str]:
         try:
@@ -72,9 +71,7 @@ class RunHost:
             if not held.done():
                 self._log.warning("lease_lost", run_id=run_id)
         finally:
-            for task in (held, lost):
-                task.cancel()
-            await asyncio.gather(held, lost, return_exceptions=True)
+            await end_tasks([held, lost])
             await lease.release()
             del self._held[run_id]
 

@@ -10,6 +10,7 @@ from services.coordinator.control import Request, serve_control
 from services.coordinator.loop import News, Stored, Tick
 from services.coordinator.run import Run
 from services.coordinator.workers import workers_of
+from sluice.cancellation import end_tasks
 from sluice.errors import WireError
 from sluice.transport.log import Entry, follow_stream
 from sluice.wire import subjects
@@ -34,9 +35,7 @@ class RunInbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         if self._run.bus.nc.is_connected:
             await self._control.unsubscribe()
 

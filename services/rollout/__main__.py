@@ -11,13 +11,13 @@ from pathlib import Path
 
 import nats
 
-from services.rollout.cancellation import end_tasks
 from services.rollout.config import WorkerConfig
 from services.rollout.engine import Engine
 from services.rollout.engine_process import EngineProcess
 from services.rollout.loop import Settings, Worker
 from services.rollout.presence import LiveStatus
 from services.rollout.run import RunFinder
+from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, SluiceError
 from sluice.telemetry import Logger, configure_logging, get_logger, instance_name, serve_metrics
 from sluice.transport.nats import Bus
@@ -41,7 +41,8 @@ def main() -> int:
 async def _run(config: WorkerConfig) -> None:
     name = config.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", instance_name("rollout"))
     log = get_logger("rollout").bind(worker=name)
-    bus = await _connect(config, name)
+    bus = await Bus.connect(config.nats_url, name, config.nats_deadline_seconds)
+    await bus.ensure_streams()
     stop = asyncio.Event()  # until here there is nothing to hand back, and a signal may end the process as it is
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -61,19 +62,6 @@ async def _run(config: WorkerConfig) -> None:
         await _close(bus, log)
         probes.close()
     log.info("worker_stopped")
-
-
-async def _connect(config: WorkerConfig, name: str) -> Bus:
-    try:
-        async with asyncio.timeout(config.nats_deadline_seconds):
-            bus = await Bus.connect(config.nats_url, name, config.nats_deadline_seconds)
-            await bus.ensure_streams()
-    except TimeoutError:
-        raise ConfigError(
-            f"SLUICE_NATS_URL={config.nats_url}: no NATS server answers within {config.nats_deadline_seconds:g} s "
-            "(SLUICE_NATS_DEADLINE_SECONDS)"
-        ) from None
-    return bus
 
 
 async def _close(bus: Bus, log: Logger) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
-from services.rollout.cancellation import end_tasks
 from services.rollout.completion import (
     Completion,
     EngineDownError,
@@ -23,6 +22,7 @@ from services.rollout.gate import Gate
 from services.rollout.run import NATS_FAULTS, Run
 from services.rollout.scoring import ResponseText, Scorer, judge
 from services.rollout.weight_sync import WeightSync
+from sluice.cancellation import end_tasks
 from sluice.errors import TransientError, WaitTimeoutError
 from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollout
 from sluice.types import Group, GroupStatus, Prompt, Rollout, RolloutSummary

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
-from services.rollout.cancellation import end_tasks
 from services.rollout.completion import EngineDownError
 from services.rollout.engine import Engine, EngineLimits
 from services.rollout.gate import Gate
@@ -21,6 +20,7 @@ from services.rollout.presence import LiveStatus, Presence, Status
 from services.rollout.run import Run, RunFinder, RunUnfitError, wait_until_over
 from services.rollout.scoring import ResponseText
 from services.rollout.weight_sync import WeightSync
+from sluice.cancellation import end_tasks
 from sluice.errors import WaitTimeoutError
 from sluice.transport.queues import Delivery, PromptQueue
 from sluice.transport.reward import RewardClient
@@ -106,7 +106,7 @@ class Worker:
 
     async def _pull(self, bench: Bench, watch: Watch) -> None:
         """Keep every slot filled while the engine serves a policy version."""
-        queue = await PromptQueue.join(bench.run.bus, bench.run.id)
+        queue = await PromptQueue.join(bench.run.bus, bench.run.id, metrics.PROMPTS_UNREADABLE.inc)
         while not watch.leave.is_set():
             free = self._settings.max_groups_in_flight - len(self._groups)
             if free < 1:  # a late answer to an earlier pull may have brought more than was asked for

@@ -17,6 +17,7 @@ GROUPS = Counter(
     "cancelled.",
     ["status"],
 )
+PROMPTS_UNREADABLE = Counter("sluice_rollout_prompts_unreadable_total", "Prompts that could not be decoded.")
 IN_FLIGHT = Gauge("sluice_rollout_in_flight_groups", "Groups that this worker holds.")
 GENERATE_SECONDS = Histogram("sluice_rollout_generate_seconds", "Time the engine took for a group.", buckets=_SECONDS)
 REWARD_SECONDS = Histogram("sluice_rollout_reward_seconds", "Time until a group had its verdicts.", buckets=_SECONDS)

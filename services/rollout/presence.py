@@ -13,8 +13,8 @@ from nats.js.kv import KeyValue
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from services.rollout.cancellation import end_tasks
 from services.rollout.run import NATS_FAULTS, Run
+from sluice.cancellation import end_tasks
 from sluice.transport.queues import publish_event
 from sluice.wire import subjects
 

@@ -9,6 +9,7 @@ import nats
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
+from sluice.cancellation import end_tasks
 from sluice.transport.nats import RETRYABLE, Bus
 from sluice.wire import subjects
 
@@ -34,8 +35,7 @@ class Lease:
 
     async def release(self) -> None:
         """Give it back at once, so that a successor need not wait for it to run out."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
         if not self.lost.is_set():
             try:
                 await self._bucket.delete(self._key, last=self._revision)

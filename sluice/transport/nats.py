@@ -18,7 +18,12 @@ from sluice.errors import ConfigError, TransientError
 from sluice.telemetry import get_logger
 from sluice.wire import subjects
 
-RETRYABLE = (TimeoutError, nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError)
+RETRYABLE = (
+    TimeoutError,
+    nats.errors.NoRespondersError,
+    nats.js.errors.NoStreamResponseError,
+    nats.js.errors.ServiceUnavailableError,
+)
 """What a request answers while the server restarts or is full: the caller tries again until its deadline."""
 
 
@@ -63,8 +68,15 @@ class Bus:
         log = get_logger("nats")
 
         async def on_error(error: Exception) -> None:
-            if client.is_reconnecting:
+            """Each failed try to reconnect ends up here; `on_lost` has said all there is to say about those."""
+            if client.is_connected:
                 log.warning("nats_error", error=str(error), url=url)
+
+        async def on_lost() -> None:
+            log.warning("nats_lost", url=url)
+
+        async def on_back() -> None:
+            log.info("nats_back", url=url)
 
         client = Client()
         try:
@@ -73,6 +85,8 @@ class Bus:
                     url.split(","),
                     name=name,
                     error_cb=on_error,
+                    disconnected_cb=on_lost,
+                    reconnected_cb=on_back,
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=RECONNECT_SECONDS,

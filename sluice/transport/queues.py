@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
 from sluice.errors import WireError
+from sluice.telemetry import get_logger
 from sluice.transport.log import WRONG_LAST_SEQUENCE, follow_stream, read_stream
 from sluice.transport.nats import RETRYABLE, Bus
 from sluice.types import Group, Prompt, Rollout
@@ -65,11 +66,12 @@ class Delivery:
 class PromptQueue:
     """The worker's end of PROMPTS: one shared durable consumer a run."""
 
-    def __init__(self, subscription: Any) -> None:
-        self._subscription = subscription
+    def __init__(self, subscription: Any, count_unreadable: Callable[[], None]) -> None:
+        self._subscription, self._count_unreadable = subscription, count_unreadable
+        self._log = get_logger("nats")
 
     @classmethod
-    async def join(cls, bus: Bus, run_id: str) -> PromptQueue:
+    async def join(cls, bus: Bus, run_id: str, count_unreadable: Callable[[], None] = lambda: None) -> PromptQueue:
         config = ConsumerConfig(
             durable_name=f"workers-{run_id}",
             ack_policy=AckPolicy.EXPLICIT,
@@ -84,7 +86,7 @@ class PromptQueue:
                 subscription = await bus.js.pull_subscribe(
                     subjects.prompts(run_id), durable=durable, stream=subjects.PROMPTS, config=config
                 )
-        return cls(subscription)
+        return cls(subscription, count_unreadable)
 
     async def pull(self, most: int, wait_seconds: float = 1.0) -> list[Delivery]:
         """Up to `most` prompts; an empty list when none came within `wait_seconds` or the server is away."""
@@ -92,7 +94,17 @@ class PromptQueue:
             messages = await self._subscription.fetch(most, timeout=wait_seconds)
         except (*RETRYABLE, nats.errors.ConnectionClosedError):
             return []
-        return [Delivery(m) for m in messages]
+        return [delivery for m in messages if (delivery := await self._readable(m)) is not None]
+
+    async def _readable(self, message: Msg) -> Delivery | None:
+        """A prompt that nobody can read is taken out of the queue and named; its group is a straggler from then on."""
+        try:
+            return Delivery(message)
+        except WireError as error:
+            self._count_unreadable()
+            self._log.error("prompt_unreadable", subject=message.subject, error=str(error))
+            await message.term()
+            return None
 
 
 async def publish_prompt(bus: Bus, prompt: Prompt) -> None:

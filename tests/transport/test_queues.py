@@ -138,3 +138,13 @@ async def test_stored_messages_survive_kill_9_of_the_server(bus: Bus, nats_serve
     assert (await fetch_rollout(bus, stored.sequences, stored.content_hash)).attempt == "a"
     assert len(await read_groups(bus, "run", 1)) == 1
     assert await pending_prompts(bus, "run") == {1}
+
+
+async def test_a_prompt_that_nobody_can_read_leaves_the_queue_counted_and_takes_no_other_with_it(bus: Bus) -> None:
+    await bus.publish(subjects.prompt("run", 0), b"\xff not a prompt")
+    await publish_prompt(bus, prompt(1))
+    unreadable: list[int] = []
+    queue = await PromptQueue.join(bus, "run", lambda: unreadable.append(1))
+    numbers = [delivery.prompt.n for _ in range(2) for delivery in await queue.pull(4, wait_seconds=0.5)]
+    assert numbers == [1] and unreadable == [1]
+    assert await pending_prompts(bus, "run") == {1}

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from services.rollout import cancellation
-from services.rollout.cancellation import end_tasks
+from sluice import cancellation
+from sluice.cancellation import end_tasks
 
 
 async def test_a_task_that_loses_its_first_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
