@@ -13,8 +13,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from services.trainer import metrics
-from sluice.errors import WaitTimeoutError
+from sluice.errors import TransientError, WaitTimeoutError
 from sluice.telemetry import Logger
+from sluice.transport.nats import RETRYABLE
 
 T = TypeVar("T")
 REMIND_SECONDS = 10.0
@@ -33,28 +34,39 @@ class NatsThread:
         """Begin `work` in the event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    def call(self, work: Coroutine[Any, Any, T], wait: str, deadline_seconds: float | None = None) -> T:
+    def call(
+        self,
+        work: Coroutine[Any, Any, T],
+        wait: str,
+        deadline_seconds: float | None = None,
+        knob: str = "SLUICE_NATS_DEADLINE_SECONDS",
+    ) -> T:
         """Run `work` in the event loop and return its result, or raise what it raised.
 
-        The bus retries within its own deadline; the one here, twice that, ends what does not end by itself.
+        The bus retries within its own deadline; this one, twice that unless given, ends what does not end by itself.
 
         Raises:
-            WaitTimeoutError: it took longer than `deadline_seconds`.
+            WaitTimeoutError: it took longer than `deadline_seconds`, which `knob` changes.
+            TransientError: NATS did not answer within the bus deadline.
         """
         seconds = deadline_seconds or 2 * self._deadline
         future = self.start(work)
         end = time.monotonic() + seconds
         with metrics.waiting(wait):
-            while True:
-                try:
-                    return future.result(min(REMIND_SECONDS, max(end - time.monotonic(), 0.0)))
-                except concurrent.futures.TimeoutError:
-                    if future.done():
-                        raise  # the work itself timed out
+            while not future.done():
+                concurrent.futures.wait([future], min(REMIND_SECONDS, max(end - time.monotonic(), 0.0)))
+                if not future.done():
+                    self._log.warning("waiting", wait=wait, seconds_left=round(end - time.monotonic()))
                     if time.monotonic() >= end:
                         future.cancel()
-                        raise WaitTimeoutError(wait, seconds, "SLUICE_NATS_DEADLINE_SECONDS") from None
-                    self._log.warning("waiting", wait=wait, seconds_left=round(end - time.monotonic()))
+                        raise WaitTimeoutError(wait, seconds, knob)
+        try:
+            return future.result()
+        except RETRYABLE as error:
+            raise TransientError(
+                f"NATS did not answer for {wait!r} within {self._deadline:g} s ({error!r}); "
+                "look at the server, or raise SLUICE_NATS_DEADLINE_SECONDS"
+            ) from None
 
     def close(self) -> None:
         """Stop the loop; what still runs in it is cancelled."""

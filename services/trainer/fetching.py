@@ -57,7 +57,9 @@ class Fetcher:
 
     def _rollouts(self, groups: Sequence[BatchGroup]) -> dict[int, list[Rollout]]:
         wanted = [(r.sequences, r.content_hash) for g in groups for r in g.rollouts]
-        found = iter(self._nats.call(fetch_rollouts(self._bus, wanted), wait="rollouts"))
+        fetching = fetch_rollouts(self._bus, wanted)
+        seconds = self._spec.deadlines.no_progress_seconds
+        found = iter(self._nats.call(fetching, "rollouts", seconds, knob="deadlines.no_progress_seconds"))
         return {g.n: [next(found) for _ in g.rollouts] for g in groups}
 
 

@@ -69,6 +69,7 @@ class Session:
         if self.ranks.first:
             holder, ttl = instance_name("trainer"), self.settings.lease_seconds
             search = self.nats.start(wait_for_run(self.bus, holder, ttl))
+        self.log.info("waiting", wait="run")
         with metrics.waiting("run"):
             while True:
                 found = _result(search) if search else None

@@ -18,6 +18,7 @@ from sluice.transport.log import trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import Checkpoint, Lineage, RunState
 from sluice.wire import subjects
+from tests.servers import NatsServer
 from tests.trainer.running import checkpoints, events, lineages, tensors, train, trainer_process, until, versions
 from tests.trainer.script import RUN, Script, make_spec
 
@@ -57,6 +58,26 @@ async def test_a_trainer_killed_with_9_replays_the_same_batches_to_the_same_bits
     straight = (await versions(bus))["v4.1"]
     assert straight.chain == fallen["v4.2"].chain
     assert await tensors(straight, tmp_path) == weights
+
+
+async def test_a_nats_server_killed_with_9_under_a_trainer_costs_a_pause(
+    bus: Bus, nats_server: NatsServer, tiny_model: Path, settings: TrainerSettings
+) -> None:
+    script = Script(bus, make_spec(tiny_model))
+    await script.create()
+    await script.add_batch()
+    trainer = asyncio.create_task(train(settings))
+
+    async def first_version() -> bool:
+        return "v1.1" in await versions(bus)
+
+    await until(first_version)
+    nats_server.kill()
+    nats_server.start()
+    await script.add_batch()
+    await script.set_state(RunState.STOPPING, record=True)
+    assert await trainer == 0
+    assert list(await versions(bus)) == ["v0.1", "v1.1", "v2.1"]
 
 
 async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
