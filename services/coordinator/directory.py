@@ -14,6 +14,7 @@ from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
 from services.coordinator.groups import GroupReader
 from services.coordinator.history import RunHistory
+from services.coordinator.rules import rollouts_room
 from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.status import LiveStatus
@@ -129,12 +130,23 @@ class Directory:
                 "model.trust_remote_code = true: this deployment does not run code from checkpoints; "
                 "knob: SLUICE_ALLOW_REMOTE_CODE on the coordinator and the trainer"
             )
+        await self._check_room(spec)
         await asyncio.to_thread(check_model, spec)
         table = await asyncio.to_thread(load_prompts, spec)
         if spec.data.total_epochs and len(table) * spec.data.total_epochs < spec.trainer.prompts_per_step:
             raise ConfigError(
                 f"data.total_epochs = {spec.data.total_epochs} over {len(table)} prompts gives fewer groups than "
                 f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
+            )
+
+    async def _check_room(self, spec: RunSpec) -> None:
+        room = (await self._bus.js.stream_info(subjects.ROLLOUTS)).config.max_bytes or 0
+        needed = rollouts_room(spec)
+        if 0 < room < needed:
+            raise ConfigError(
+                f"the ROLLOUTS stream holds {room} bytes; the staleness, checkpoint interval and batch of this run need "
+                f"up to {needed}; shorten checkpoint.interval = {spec.checkpoint.interval}, or raise "
+                f"SLUICE_ROLLOUTS_BYTES"
             )
 
     async def _created_before(self, run_id: str, spec: RunSpec) -> RunView:

@@ -7,6 +7,11 @@ from typing import Self
 
 from sluice.config import FilterConfig, RunSpec
 
+BYTES_PER_TOKEN = 7
+"""Of a stored rollout before compression: a token id of up to three bytes and a float32 log-prob."""
+BYTES_PER_ROLLOUT = 256
+"""Of a stored rollout beside its tokens: names, spans, headers."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
@@ -42,3 +47,15 @@ class QueueRules:
     @property
     def gen_batch_size(self) -> int:
         return self.filter.gen_batch_size or self.batch_size
+
+
+def rollouts_room(spec: RunSpec) -> int:
+    """Bytes that ROLLOUTS must hold so that a run never waits for room that only its own checkpoint could make.
+
+    Between a checkpoint and the purge that the next one allows, (2η + 3 + 2 · checkpoint interval) · B groups are
+    stored; each rollout is taken at its longest.
+    """
+    batches = 2 * spec.asynchrony.max_staleness + 3 + 2 * spec.checkpoint.interval
+    rollouts = batches * spec.trainer.prompts_per_step * spec.rollout.group_size
+    tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
+    return rollouts * (tokens * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)

@@ -137,27 +137,35 @@ class Bus:
             ) from None
         raise AssertionError("unreachable: the retry loop returns or raises")
 
-    async def ensure_streams(self, limits: StreamLimits = StreamLimits()) -> None:
+    async def ensure_streams(self, limits: StreamLimits | None = None) -> None:
         """Create what is missing. Idempotent, so every service may call it at start.
+
+        Args:
+            limits: the deployment's, which streams that are there already are brought to; only the coordinator gives
+                them, the others take the streams as they find them.
 
         Raises:
             ConfigError: the server has no JetStream, or holds a stream of that name with other subjects.
         """
         try:
-            for config in _streams(limits):
+            for config in _streams(limits or StreamLimits()):
                 async for attempt in self.retrying():
                     with attempt:
-                        await self._ensure(config)
+                        await self._ensure(config, update=limits is not None)
         except (APIError, *RETRYABLE) as error:
             raise ConfigError(
                 f"NATS cannot provide the streams ({error}); it needs JetStream with file storage"
             ) from None
 
-    async def _ensure(self, config: StreamConfig) -> None:
+    async def _ensure(self, config: StreamConfig, update: bool) -> None:
         try:
-            await self.js.stream_info(str(config.name))
+            found = (await self.js.stream_info(str(config.name))).config
         except NotFoundError:
             await self.js.add_stream(config)
+            return
+        wanted = (config.max_bytes or -1, config.num_replicas)
+        if update and (found.max_bytes or -1, found.num_replicas) != wanted:
+            await self.js.update_stream(config)
 
     async def bucket(self, name: str, ttl_seconds: float | None = None) -> KeyValue:
         """The key-value bucket, created when missing; entries vanish `ttl_seconds` after their last change."""

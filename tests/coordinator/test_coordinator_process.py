@@ -247,6 +247,13 @@ async def test_a_run_whose_model_or_data_is_missing_is_refused_before_anything_s
     assert await get(coordinator, "/v1/runs") == before
 
 
+async def test_a_run_that_the_rollouts_stream_cannot_hold_is_refused_with_the_knob_named(
+    coordinator: Coordinator,
+) -> None:
+    with pytest.raises(AssertionError, match="SLUICE_ROLLOUTS_BYTES"):
+        await create(coordinator, spec(trainer__prompts_per_step=4096, checkpoint__interval=10_000))
+
+
 async def test_the_target_reward_ends_the_run_early_as_succeeded(coordinator: Coordinator, bus: Bus) -> None:
     view = await create(coordinator, spec(trainer__total_steps=50, trainer__target_reward=0.4))
     stage = Stage(bus, view["id"], keep=0.9)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sluice.errors import WireError
-from sluice.transport.nats import Bus
+from sluice.transport.nats import Bus, StreamLimits
 from sluice.transport.queues import (
     PromptQueue,
     fetch_rollout,
@@ -148,3 +148,9 @@ async def test_a_prompt_that_nobody_can_read_leaves_the_queue_counted_and_takes_
     numbers = [delivery.prompt.n for _ in range(2) for delivery in await queue.pull(4, wait_seconds=0.5)]
     assert numbers == [1] and unreadable == [1]
     assert await pending_prompts(bus, "run") == {1}
+
+
+async def test_the_coordinator_brings_streams_that_others_made_to_the_deployments_limits(bus: Bus) -> None:
+    await bus.ensure_streams(StreamLimits(rollouts_bytes=50 << 20))
+    await bus.ensure_streams()
+    assert (await bus.js.stream_info(subjects.ROLLOUTS)).config.max_bytes == 50 << 20
