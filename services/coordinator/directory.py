@@ -144,8 +144,8 @@ class Directory:
         needed = rollouts_room(spec)
         if 0 < room < needed:
             raise ConfigError(
-                f"the ROLLOUTS stream holds {room} bytes; the staleness, checkpoint interval and batch of this run need "
-                f"up to {needed}; shorten checkpoint.interval = {spec.checkpoint.interval}, or raise "
+                f"the ROLLOUTS stream holds {room} bytes; the staleness, checkpoint interval and batch of this run "
+                f"need up to {needed}; shorten checkpoint.interval = {spec.checkpoint.interval}, or raise "
                 f"SLUICE_ROLLOUTS_BYTES"
             )
 
