@@ -10,6 +10,7 @@ from rich.console import Console
 from sluice.audit.recount import audit
 from sluice.audit.report import print_json, print_report
 from sluice.errors import ConfigError
+from sluice.telemetry import configure_logging
 
 
 def main(run_id: str, nats_url: str, as_json: bool = False) -> int:
@@ -17,6 +18,7 @@ def main(run_id: str, nats_url: str, as_json: bool = False) -> int:
 
     Returns the exit code: 0 when every invariant holds, 1 when one is broken, 2 when there is no server or no such run.
     """
+    configure_logging("warning")  # to standard error: standard output is the report
     try:
         report = asyncio.run(audit(nats_url, run_id))
     except ConfigError as error:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from sluice.errors import ConfigError, SluiceError
+from sluice.telemetry import configure_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from sluice.cli.app import app
 
+    configure_logging("warning")  # to standard error: standard output is what the user asked for
     try:
         result = app(args=arguments, prog_name="sluice", standalone_mode=False)
         return result if isinstance(result, int) else 0

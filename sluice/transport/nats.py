@@ -73,7 +73,8 @@ class Bus:
                 log.warning("nats_error", error=str(error), url=url)
 
         async def on_lost() -> None:
-            log.warning("nats_lost", url=url)
+            if not client.is_closed:  # the client calls this for our own goodbye too
+                log.warning("nats_lost", url=url)
 
         async def on_back() -> None:
             log.info("nats_back", url=url)
