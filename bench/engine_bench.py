@@ -63,8 +63,9 @@ async def measure(arguments: argparse.Namespace) -> Report:
     ratios: dict[str, Any] = {}
     async with services(options, [ENGINE], folder / "logs") as (stack, supervisor):
         log = folder / "logs" / "generate.log"
-        peer = await Peer.start("bench.generate_side", setup, TORCH_ENVIRONMENT, log)
+        peer = await Peer.start("bench.generate_side", TORCH_ENVIRONMENT, log)
         try:
+            await peer.ask(setup)
             async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{stack.ports[ENGINE]}", timeout=120) as client:
                 for case in cases:
                     found = await take_turns(

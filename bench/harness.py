@@ -91,14 +91,14 @@ def run_benchmark(
     print(f"figures: {file}")
 
 
-async def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, list[Measured]]:
-    """What each side measured in `rounds` rounds, after one that warms up and is not counted.
+async def take_turns(sides: Mapping[str, Side], rounds: int, warm_up: bool = True) -> dict[str, list[Measured]]:
+    """What each side measured in `rounds` rounds, after one that is not counted if `warm_up`.
 
     In each round every side has one turn, and another side begins: noise on the machine meets all alike.
     """
     names = list(sides)
     found: dict[str, list[Measured]] = {name: [] for name in names}
-    for at in range(-1, rounds):
+    for at in range(-1 if warm_up else 0, rounds):
         first = at % len(names)
         for name in names[first:] + names[:first]:
             measured = await sides[name]()

@@ -62,8 +62,8 @@ class Peer:
         self._process, self._log = process, log
 
     @classmethod
-    async def start(cls, module: str, setup: Any, environment: Mapping[str, str], log: Path) -> Self:
-        """Start `python -m module` and wait until it is ready. Raises: SluiceError: it ended instead."""
+    async def start(cls, module: str, environment: Mapping[str, str], log: Path) -> Self:
+        """Start `python -m module`; its first request is what it begins with."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -75,9 +75,7 @@ class Peer:
                 env={**os.environ, **environment},
                 limit=1 << 26,
             )
-        peer = cls(process, log)
-        await peer.ask(setup)
-        return peer
+        return cls(process, log)
 
     async def ask(self, request: Any) -> Any:
         """Raises: SluiceError: the process has ended; names its log."""
@@ -103,8 +101,10 @@ class Peer:
 def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Be a Peer's process: the first request is given to `begin`, the others to what it returns.
 
-    Whatever libraries print goes to standard error, so that answers stand alone on standard output.
+    Should memory run out, the kernel ends this process and nobody else's. Whatever libraries print goes to standard
+    error, so that answers stand alone on standard output.
     """
+    Path("/proc/self/oom_score_adj").write_text("1000")
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         answer = begin(json.loads(sys.stdin.readline()))

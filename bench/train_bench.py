@@ -1,22 +1,20 @@
 """One optimizer update of the trainer on the same sampled batch: what its rows and what DeepSpeed cost or save.
 
 Rows: `shared` computes common beginnings once, `packed` puts whole sequences side by side under a block mask, `padded`
-is the usual loop with one row a response. Optimizers: DeepSpeed at ZeRO stage 3 or 1 (which
-shards nothing but masters and moments; the trainer refuses 0) with one rank, or plain torch; all with float32 masters and AdamW. Each side is a process of its own, with one thread and the stack's allocator
-settings.
+is the usual loop with one row a response. Optimizers: DeepSpeed with one rank at ZeRO stage 3 or 1 (the trainer refuses
+stage 0, which would train without float32 masters), or plain torch; all with float32 masters and AdamW. Each turn is a
+process of its own, with one thread and the stack's allocator settings, and its first update is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from bench.harness import Measured, Report, Side, Spread, figures_of, ratio, run_benchmark, take_turns
 from bench.processes import Peer
-from bench.sampled_batch import SampledGroup, sample_batch
+from bench.sampled_batch import sample_batch
 from sluice.cli.resolve import resolve
 from sluice.config import RunSpec
 from sluice.local.ports import LOOPBACK, free_ports
@@ -57,13 +55,14 @@ async def measure(arguments: argparse.Namespace) -> Report:
     spec = resolve(file, ["trainer.updates_per_step=1", "algorithm.proximal=bypass"])
     folder: Path = arguments.output / "train-stack"
     batch = await sample_batch(spec, folder)
-    async with AsyncExitStack() as stack:
-        sides: dict[str, Side] = {}
-        for name, (rows, optimizer) in SIDES.items():
-            peer = await _start(spec, batch, rows, optimizer, folder / "logs" / f"{rows}-{optimizer}.log")
-            stack.push_async_callback(peer.stop)
-            sides[name] = _side(peer)
-        found = await take_turns(sides, rounds)
+    peer = await Peer.start("bench.train_side", _environment(), folder / "logs" / "sides.log")
+    try:
+        await peer.ask({"groups": batch})
+        found = await take_turns(
+            {name: _side(peer, spec, *side) for name, side in SIDES.items()}, rounds, warm_up=False
+        )
+    finally:
+        await peer.stop()
     lengths = [len(tokens) for group in batch for tokens in group["tokens"]]
     settings = {
         "run_file": str(file),
@@ -88,19 +87,20 @@ def _ratios(found: Mapping[str, Sequence[Measured]]) -> dict[str, Spread]:
     }
 
 
-async def _start(spec: RunSpec, batch: list[SampledGroup], rows: str, optimizer: str, log: Path) -> Peer:
+def _environment() -> dict[str, str]:
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK}
+    # Without the last two, importing DeepSpeed would look for accelerators and load torch's compiler.
+    return {**TORCH_ENVIRONMENT, **rank, "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+
+
+def _side(peer: Peer, spec: RunSpec, rows: str, optimizer: str) -> Side:
     fields = spec.model_dump(mode="json")
     fields["trainer"]["prefix_sharing"] = rows == "shared"
-    fields["trainer"]["zero_stage"] = 3 if optimizer == "torch" else int(optimizer)
-    setup: dict[str, Any] = {"spec": fields, "groups": batch, "rows": rows, "optimizer": optimizer}
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK}
-    environment = {**TORCH_ENVIRONMENT, **rank, "MASTER_PORT": str(free_ports(1)[0]), "HF_HUB_OFFLINE": "1"}
-    return await Peer.start("bench.train_side", setup, environment, log)
+    fields["trainer"]["zero_stage"] = 1 if optimizer == "torch" else int(optimizer)
 
-
-def _side(peer: Peer) -> Side:
     async def turn() -> Measured:
-        measured: Measured = await peer.ask(None)
+        request = {"spec": fields, "rows": rows, "optimizer": optimizer, "port": free_ports(1)[0]}
+        measured: Measured = await peer.ask(request)
         return measured
 
     return turn

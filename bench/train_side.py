@@ -1,10 +1,13 @@
-"""One side of the training benchmark, in a process of its own: the same batch as rows of one kind, by one optimizer."""
+"""The sides of the training benchmark: the same batch as rows of one kind, by one optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any, cast
 
 import torch
@@ -80,26 +83,40 @@ class PaddedRows:
     weights: Tensor
 
 
-def begin(setup: dict[str, Any]) -> Callable[[Any], dict[str, float]]:
-    """Load the model and lay out the batch; each request then is one optimizer update."""
-    torch.set_num_threads(1)
-    spec = parse_run_spec(setup["spec"])
-    groups = responses_of(setup["groups"], spec)
-    step, computed = _padded(spec, groups) if setup["rows"] == "padded" else _packed(spec, groups, setup["optimizer"])
+def begin(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, float]]:
+    """Import what all sides need; each request then is one turn of a side, in a child that takes its memory with it.
 
-    def answer(request: Any) -> dict[str, float]:
-        begin_seconds, begin_cpu = time.monotonic(), time.process_time()
-        loss, norm = step()
-        return {
-            "seconds": time.monotonic() - begin_seconds,
-            "CPU-s": time.process_time() - begin_cpu,
-            "peak RSS MiB": peak_rss_mib(),
-            "tokens computed": computed,
-            "loss": loss,
-            "grad norm": norm,
-        }
+    Together the sides would need some 30 GB.
+    """
+    import deepspeed  # noqa: F401  # slow; here once for all children
+
+    groups = setup["groups"]
+
+    def answer(request: dict[str, Any]) -> dict[str, float]:
+        with ProcessPoolExecutor(1, get_context("fork")) as child:
+            return child.submit(take_turn, parse_run_spec(request["spec"]), groups, request).result()
 
     return answer
+
+
+def take_turn(spec: RunSpec, sampled: Sequence[SampledGroup], request: Mapping[str, Any]) -> dict[str, float]:
+    """Load the model and lay out the batch; one optimizer update that is not counted, and one that is."""
+    torch.set_num_threads(1)
+    os.environ["MASTER_PORT"] = str(request["port"])
+    groups = responses_of(sampled, spec)
+    packed = request["rows"] != "padded"
+    step, computed = _packed(spec, groups, request["optimizer"]) if packed else _padded(spec, groups)
+    loss, norm = step()
+    begin_seconds, begin_cpu = time.monotonic(), time.process_time()
+    step()
+    return {
+        "seconds": time.monotonic() - begin_seconds,
+        "CPU-s": time.process_time() - begin_cpu,
+        "peak RSS MiB": peak_rss_mib(),
+        "tokens computed": computed,
+        "loss": loss,
+        "grad norm": norm,
+    }
 
 
 def responses_of(groups: Sequence[SampledGroup], spec: RunSpec) -> list[list[Response]]:
