@@ -160,7 +160,9 @@ class TrainerConfig(Section):
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
     )
-    zero_stage: Literal[0, 1, 2, 3] = Field(3, description="DeepSpeed ZeRO stage.")
+    zero_stage: Literal[1, 2, 3] = Field(
+        3, description="DeepSpeed ZeRO stage; 1 shards the optimizer alone, and keeps its float32 masters."
+    )
     offload_optimizer: bool = Field(False, description="Keep optimizer states in host memory.")
     offload_parameters: bool = Field(False, description="Keep parameters in host memory.")
     last_batch: Literal["train", "drop"] = Field(

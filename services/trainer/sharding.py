@@ -7,20 +7,14 @@ from typing import Any
 import torch
 
 from sluice.config import RunSpec
-from sluice.errors import ConfigError
 
 
 def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
     """DeepSpeed's configuration of a run.
 
-    Raises:
-        ConfigError: stage 0, in which DeepSpeed trains bfloat16 without float32 masters and reports no gradient norm.
-
     Accumulation is ours: DeepSpeed counts one micro-batch an update and never divides. Gradients accumulate in float32,
     so that the update does not depend on how many micro-batches there are.
     """
-    if spec.trainer.zero_stage == 0:
-        raise ConfigError("trainer.zero_stage = 0 keeps no float32 masters; use 1, which shards nothing but those")
     zero: dict[str, Any] = {"stage": spec.trainer.zero_stage, "overlap_comm": torch.cuda.is_available()}
     if spec.trainer.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}

@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM
 from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner
 from services.trainer.ranks import Ranks
-from services.trainer.sharding import deepspeed_config
 from sluice.config import RunSpec
-from sluice.errors import ConfigError, DivergedError
+from sluice.errors import DivergedError
 from sluice.types import Rollout
 from tests.servers import free_port
 from tests.trainer.script import make_batch, make_spec
@@ -147,8 +146,3 @@ def test_a_loss_that_is_not_finite_names_the_groups_and_changes_no_weight(tiny_m
     with pytest.raises(DivergedError, match=r"groups \[7, 9\]"):
         Learner(engine, one_rank, spec).train(share.mini_batches, 1e-3, [7, 9])
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
-
-
-def test_zero_stage_0_is_refused_because_it_would_lose_small_updates(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.zero_stage = 0 .* use 1"):
-        deepspeed_config(several_groups(tiny_model, stage=0))
