@@ -3,7 +3,7 @@
 Starts a whole stack with its own data folder, trains a few steps of a run file, and reads the answer from what the
 services themselves have stored: step events, weights_applied events, GROUPS messages and the times of ledger records.
 The first step is left out, because it waits for everybody's start, and so are the last ones, beside which no groups
-are made any more. The checkpoint is in the last step, and shown apart.
+are made any more. The checkpoint is in the last step; shown apart is for how long it holds training up.
 """
 
 from __future__ import annotations

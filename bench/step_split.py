@@ -34,7 +34,8 @@ def split(recorded: Recorded, samples: Sequence[Sample], steps: int) -> dict[str
     seconds = {"step": lengths, **phases, **_beside(recorded, window)}
     rows = {name: _row(found, mean) for name, found in seconds.items() if found}
     checkpoints = [s["seconds"]["checkpoint"] for s in recorded.steps if "checkpoint" in s["seconds"]]
-    rows["a checkpoint, apart"] = {"seconds": Spread.of(checkpoints), "mean": statistics.fmean(checkpoints)}
+    if checkpoints:
+        rows["a checkpoint, apart"] = {"seconds": Spread.of(checkpoints), "mean": statistics.fmean(checkpoints)}
     return rows | _groups(recorded, window) | processes(samples, window, len(lengths))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.harness import Measured, Report, Side, Spread, figures_of, ratio, run_benchmark, take_turns
 from bench.processes import Peer
-from bench.sampled_batch import sample_batch
+from bench.sampled_batch import SampledGroup, sample_batch
 from sluice.cli.resolve import resolve
 from sluice.config import RunSpec
 from sluice.local.ports import LOOPBACK, free_ports
@@ -45,7 +45,7 @@ READING = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run-file", type=Path, default=Path("configs/demo.toml"), help="model, data and batch")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side that count")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each side that count")
     run_benchmark(NAME, parser, measure)
 
 
@@ -93,13 +93,13 @@ def _environment() -> dict[str, str]:
     return {**TORCH_ENVIRONMENT, **rank, "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def _side(peer: Peer, spec: RunSpec, rows: str, optimizer: str) -> Side:
+def _side(peer: Peer, spec: RunSpec, batch: list[SampledGroup], rows: str, optimizer: str) -> Side:
     fields = spec.model_dump(mode="json")
     fields["trainer"]["prefix_sharing"] = rows == "shared"
     fields["trainer"]["zero_stage"] = 1 if optimizer == "torch" else int(optimizer)
 
     async def turn() -> Measured:
-        request = {"spec": fields, "rows": rows, "optimizer": optimizer, "port": free_ports(1)[0]}
+        request = {"spec": fields, "groups": batch, "rows": rows, "optimizer": optimizer, "port": free_ports(1)[0]}
         measured: Measured = await peer.ask(request)
         return measured
 

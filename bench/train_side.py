@@ -83,27 +83,25 @@ class PaddedRows:
     weights: Tensor
 
 
-def begin(setup: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, float]]:
+def begin(setup: None) -> Callable[[dict[str, Any]], dict[str, float]]:
     """Import what all sides need; each request then is one turn of a side, in a child that takes its memory with it.
 
     Together the sides would need some 30 GB.
     """
     import deepspeed  # noqa: F401  # slow; here once for all children
 
-    groups = setup["groups"]
-
     def answer(request: dict[str, Any]) -> dict[str, float]:
         with ProcessPoolExecutor(1, get_context("fork")) as child:
-            return child.submit(take_turn, parse_run_spec(request["spec"]), groups, request).result()
+            return child.submit(take_turn, parse_run_spec(request["spec"]), request).result()
 
     return answer
 
 
-def take_turn(spec: RunSpec, sampled: Sequence[SampledGroup], request: Mapping[str, Any]) -> dict[str, float]:
+def take_turn(spec: RunSpec, request: Mapping[str, Any]) -> dict[str, float]:
     """Load the model and lay out the batch; one optimizer update that is not counted, and one that is."""
     torch.set_num_threads(1)
     os.environ["MASTER_PORT"] = str(request["port"])
-    groups = responses_of(sampled, spec)
+    groups = responses_of(request["groups"], spec)
     packed = request["rows"] != "padded"
     step, computed = _packed(spec, groups, request["optimizer"]) if packed else _padded(spec, groups)
     loss, norm = step()

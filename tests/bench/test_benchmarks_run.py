@@ -1,0 +1,101 @@
+"""Every benchmark runs as `make bench` runs it, on the tiny model, and writes figures that can be true."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 240
+TRAIN_SIDES = {"shared, ZeRO-3", "shared, ZeRO-1", "shared, torch", "packed, ZeRO-3", "padded, torch"}
+
+
+def run_quick(name: str, output: Path) -> dict[str, Any]:
+    """What `NAME_bench.py --quick` writes."""
+    command = [sys.executable, f"bench/{name}_bench.py", "--quick", "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
+    assert set(report) == {"name", "machine", "versions", "settings", "figures", "ratios", "reading"}
+    assert report["name"] == name
+    assert set(report["machine"]) == {"cores", "cpu", "load_at_start"}
+    assert report["versions"]["torch"]
+    for row in report["figures"]:
+        assert row in done.stdout, "the table for people has every row"
+    return report
+
+
+def median(report: dict[str, Any], row: str, figure: str) -> float:
+    value = report["figures"][row][figure]
+    assert value["min"] <= value["median"] <= value["max"]
+    return float(value["median"])
+
+
+def test_every_benchmark_says_what_it_measures() -> None:
+    files = sorted((ROOT / "bench").glob("*_bench.py"))
+    assert {"bus_bench.py", "engine_bench.py", "step_bench.py", "train_bench.py"} <= {file.name for file in files}
+    for file in files:
+        done = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True, check=True)
+        assert "--quick" in done.stdout
+        assert "--output" in done.stdout
+
+
+def test_the_engine_and_generate_sample_as_many_tokens_when_nothing_stops_them(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    report = run_quick("engine", tmp_path)
+    wanted = report["settings"]["groups"] * report["settings"]["group_size"] * report["settings"]["max_new_tokens"]
+    for side in ("engine", "generate"):
+        assert median(report, f"{side}, exactly 8", "tokens") == wanted
+        assert 0 < median(report, f"{side}, stop at newline", "tokens") < wanted
+        assert median(report, f"{side}, exactly 8", "CPU-s") > 0
+        assert median(report, f"{side}, exactly 8", "nats / token") > 0
+    quotient = median(report, "engine, exactly 8", "tokens / CPU-s") / median(
+        report, "generate, exactly 8", "tokens / CPU-s"
+    )
+    assert report["ratios"]["engine / generate, exactly 8, tokens / CPU-s"]["median"] == pytest.approx(quotient)
+
+
+def test_the_bus_is_measured_beside_raw_jetstream_at_both_sizes(tmp_path: Path) -> None:
+    report = run_quick("bus", tmp_path)
+    for kilobytes in (40, 160):
+        assert report["settings"][f"payload_bytes_{kilobytes}_kB"] == pytest.approx(kilobytes * 1000, rel=0.1)
+        for side in ("sluice", "raw"):
+            assert median(report, f"{side}, {kilobytes} kB", "server CPU-ms") > 0
+        assert report["ratios"][f"sluice / raw, {kilobytes} kB, round trips"]["median"] > 0
+
+
+def test_a_step_is_split_among_the_trainers_phases_and_the_cores_among_the_services(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    report = run_quick("step", tmp_path)
+    figures = report["figures"]
+    phases = [row["mean"] for name, row in figures.items() if name.startswith("trainer: ")]
+    assert len(phases) == 5
+    assert sum(phases) == pytest.approx(figures["step"]["mean"], rel=0.01)
+    for name in ("worker: weight sync", "coordinator: last group to batch", "one group: generate", "one group: reward"):
+        assert median(report, name, "seconds") > 0
+    for service in ("engine-0", "rollout-0", "trainer-0", "coordinator", "reward-0", "nats"):
+        assert 0 <= figures[f"CPU: {service}"]["cores"] < report["machine"]["cores"]
+    assert figures["CPU: trainer-0"]["CPU-s / step"] > 0
+    assert not (tmp_path / "step-stack" / "data").exists(), "the run's data are not left on the disk"
+
+
+def test_all_ways_to_train_the_batch_make_the_same_update(tmp_path: Path, tiny_model: Path) -> None:
+    report = run_quick("train", tmp_path)
+    assert set(report["figures"]) == TRAIN_SIDES
+    assert report["settings"]["groups"] == 16
+    norm = median(report, "shared, torch", "grad norm")
+    loss = median(report, "shared, torch", "loss")
+    assert norm > 0
+    for side in TRAIN_SIDES:
+        assert median(report, side, "grad norm") == pytest.approx(norm, rel=1e-3)
+        assert median(report, side, "loss") == pytest.approx(loss, rel=1e-3, abs=1e-5)
+    shared = median(report, "shared, torch", "tokens computed")
+    assert shared < median(report, "packed, ZeRO-3", "tokens computed")
+    assert shared < median(report, "padded, torch", "tokens computed")
