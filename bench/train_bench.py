@@ -54,13 +54,11 @@ async def measure(arguments: argparse.Namespace) -> Report:
     file, rounds = (Path("configs/tiny.toml"), 1) if arguments.quick else (arguments.run_file, arguments.rounds)
     spec = resolve(file, ["trainer.updates_per_step=1", "algorithm.proximal=bypass"])
     folder: Path = arguments.output / "train-stack"
-    batch = await sample_batch(spec, folder)
     peer = await Peer.start("bench.train_side", _environment(), folder / "logs" / "sides.log")
     try:
-        await peer.ask({"groups": batch})
-        found = await take_turns(
-            {name: _side(peer, spec, *side) for name, side in SIDES.items()}, rounds, warm_up=False
-        )
+        batch, _ = await asyncio.gather(sample_batch(spec, folder), peer.ask(None))
+        sides = {name: _side(peer, spec, batch, rows, optimizer) for name, (rows, optimizer) in SIDES.items()}
+        found = await take_turns(sides, rounds, warm_up=False)
     finally:
         await peer.stop()
     lengths = [len(tokens) for group in batch for tokens in group["tokens"]]
