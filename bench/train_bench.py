@@ -9,6 +9,7 @@ process of its own, with one thread and the stack's allocator settings, and its 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
