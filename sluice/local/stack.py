@@ -23,8 +23,9 @@ MAX_PAYLOAD_BYTES = 8 << 20
 """NATS counts headers too, so its default of 1 MiB would refuse a full part of a rollout."""
 MAX_FILE_STORE_BYTES = 1 << 40
 """JetStream reserves each stream's limit when it is created; the disk, not this number, is the real limit here."""
-
-
+GROUPS_IN_FLIGHT = 32
+SAMPLES_DECODED_TOGETHER = 256
+"""A decoding step on a CPU costs little more for many rows than for few, so prompts should not wait for their turn."""
 DRAIN_SECONDS = 5
 """What a rollout worker gets to finish or hand back its groups: less than the supervisor's patience."""
 
@@ -162,6 +163,7 @@ class _Plan:
             "dtype": self.options.engine_dtype,
             "host": LOOPBACK,
             "port": str(self.ports[name]),
+            "max-running-requests": str(SAMPLES_DECODED_TOGETHER),
         }
         command = _python(name, "services.engine", {**self._common(None), **TORCH_ENVIRONMENT}, flags)
         return Service(name, (command,), (HttpHealth(self.ports[name], "/health"),), start_seconds=180)
@@ -174,6 +176,7 @@ class _Plan:
             "SLUICE_CACHE_DIR": str(self.data / "cache" / name),
             "SLUICE_WORKER_NAME": name,
             "SLUICE_DRAIN_SECONDS": str(DRAIN_SECONDS),
+            "SLUICE_MAX_GROUPS_IN_FLIGHT": str(GROUPS_IN_FLIGHT),
         }
         needs = ("nats", "valkey", "coordinator", f"engine-{i}", *rewards)
         command = _python(name, "services.rollout", environment)
