@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from sluice.errors import ConfigError
+from sluice.environment import read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -48,11 +48,4 @@ class CoordinatorConfig(BaseModel):
         Raises:
             ConfigError: one line `NAME=value: what is wrong`.
         """
-        given = {field: environ[name] for field, name in ENVIRONMENT.items() if environ.get(name)}
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = str(first["loc"][0])
-            shown = "***" if field == "api_token" else first["input"]
-            raise ConfigError(f"{ENVIRONMENT[field]}={shown}: {first['msg']}") from None
+        return read_settings(cls, ENVIRONMENT, environ, {"api_token"})

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from sluice.errors import ConfigError
+from sluice.environment import read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -61,7 +61,7 @@ class WorkerConfig(BaseModel):
     cache_dir: Path = Field(
         Path("artifacts/cache"), description="Folder of this worker alone for weights that arrive over gRPC."
     )
-    max_groups_in_flight: int = Field(8, ge=1, le=4096, description="Groups that the engine works on at once.")
+    max_groups_in_flight: int = Field(64, ge=1, le=4096, description="Groups that the engine works on at once.")
     drain_seconds: float = Field(30, ge=0, description="Time that groups in flight get after SIGTERM.")
     worker_name: str | None = Field(
         None, pattern=r"^[A-Za-z0-9_-]{1,100}$", description="Name of this worker; default: host and process id."
@@ -77,13 +77,4 @@ class WorkerConfig(BaseModel):
         Raises:
             ConfigError: one line `NAME=value: what is wrong`.
         """
-        try:
-            return cls.model_validate(
-                {field: environ[name] for field, name in ENVIRONMENT.items() if environ.get(name)}
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = str(first["loc"][0])
-            shown = "***" if field in SECRETS else first["input"]
-            message = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{ENVIRONMENT[field]}={shown}: {message}") from None
+        return read_settings(cls, ENVIRONMENT, environ, SECRETS)

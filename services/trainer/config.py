@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sluice.errors import ConfigError
+from sluice.environment import read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -69,14 +69,7 @@ class TrainerSettings(BaseModel):
         Raises:
             ConfigError: one line `NAME=value: what is wrong`.
         """
-        given = {field: environ[name] for field, name in ENVIRONMENT.items() if environ.get(name)}
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            if not first["loc"]:
-                raise ConfigError(str(first["msg"]).removeprefix("Value error, ")) from None
-            raise ConfigError(f"{ENVIRONMENT[str(first['loc'][0])]}={first['input']}: {first['msg']}") from None
+        return read_settings(cls, ENVIRONMENT, environ)
 
     @property
     def weights_dir(self) -> Path:
