@@ -134,7 +134,7 @@ async def services(options: StackOptions, names: Sequence[str], logs: Path) -> A
     """Only the named services of a stack, healthy, with nothing stored; ended with the block, and what they stored."""
     shutil.rmtree(options.data, ignore_errors=True)
     stack = plan_stack(options)
-    for folder in (*stack.folders, logs):
+    for folder in (options.data, logs):
         folder.mkdir(parents=True, exist_ok=True)
     for file, text in stack.files.items():
         file.write_text(text, encoding="utf-8")

@@ -76,9 +76,8 @@ def check_model(path: Path) -> None:
 
 
 def _prepare(stack: Stack) -> None:
-    for folder in stack.folders:
-        folder.mkdir(parents=True, exist_ok=True)
     for file, text in stack.files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 EXIT_CONFIGURATION = 2
 """A service ends with this after one line about what the user has to change: starting it again cannot help."""
@@ -53,3 +54,7 @@ class Service:
     """Environment names that get another free port at every start."""
     ends_after_work: bool = False
     """Exit code 0 means a piece of work is done; it is started again at once for the next one."""
+    folders: tuple[Path, ...] = ()
+    """Made before every start, because somebody may have deleted them since the one before."""
+    optional: bool = False
+    """The stack works without it: once it was healthy, it is started again for ever, whatever it ends with."""

@@ -55,7 +55,6 @@ class Stack:
     services: tuple[Service, ...]
     ports: dict[str, int]
     files: dict[Path, str]
-    folders: tuple[Path, ...]
     token: str | None = None
     """Bearer token of the API."""
 
@@ -85,7 +84,6 @@ def plan_stack(options: StackOptions) -> Stack:
         services=tuple(plan.services()),
         ports=ports,
         files={data / "nats.conf": _nats_config(data, ports)},
-        folders=(data / "nats", data / "valkey", data / "cache"),
         token=options.token,
     )
 
@@ -121,13 +119,15 @@ class _Plan:
 
     def _nats(self) -> Service:
         argv = (binaries.nats_server(), "--config", str(self.data / "nats.conf"))
-        return Service("nats", (Command("nats", argv),), (HttpHealth(self.ports["nats-monitor"], "/healthz"),))
+        health = (HttpHealth(self.ports["nats-monitor"], "/healthz"),)
+        return Service("nats", (Command("nats", argv),), health, folders=(self.data / "nats",))
 
     def _valkey(self) -> Service:
+        folder = self.data / "valkey"
         options = {
             "port": str(self.ports["redis"]),
             "bind": LOOPBACK,
-            "dir": str(self.data / "valkey"),
+            "dir": str(folder),
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",
@@ -135,7 +135,9 @@ class _Plan:
             "maxmemory-policy": "noeviction",
         }
         argv = (binaries.valkey_server(), *_flags(options))
-        return Service("valkey", (Command("valkey", argv),), (TcpHealth(self.ports["redis"]),))
+        health = (TcpHealth(self.ports["redis"]),)
+        # Optional: it holds the live status, which may vanish at any time.
+        return Service("valkey", (Command("valkey", argv),), health, folders=(folder,), optional=True)
 
     def _reward(self, i: int) -> Service:
         name = f"reward-{i}"
@@ -170,17 +172,19 @@ class _Plan:
 
     def _rollout(self, i: int, rewards: list[str]) -> Service:
         name = f"rollout-{i}"
+        cache = self.data / "cache" / name
         environment = self._common(f"{name}-metrics") | {
             "SLUICE_ENGINE_URL": f"http://{LOOPBACK}:{self.ports[f'engine-{i}']}",
             "SLUICE_REWARD_ADDRESSES": ",".join(f"{LOOPBACK}:{self.ports[r]}" for r in rewards),
-            "SLUICE_CACHE_DIR": str(self.data / "cache" / name),
+            "SLUICE_CACHE_DIR": str(cache),
             "SLUICE_WORKER_NAME": name,
             "SLUICE_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "SLUICE_MAX_GROUPS_IN_FLIGHT": str(GROUPS_IN_FLIGHT),
         }
         needs = ("nats", "valkey", "coordinator", f"engine-{i}", *rewards)
         command = _python(name, "services.rollout", environment)
-        return Service(name, (command,), (HttpHealth(self.ports[f"{name}-metrics"], "/healthz"),), after=needs)
+        health = (HttpHealth(self.ports[f"{name}-metrics"], "/healthz"),)
+        return Service(name, (command,), health, after=needs, folders=(cache,))
 
     def _trainer(self) -> Service:
         ranks = self.options.trainer_ranks

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sluice.errors import ConfigError, SluiceError
-from sluice.local.policy import Ending, GiveUp, History, decide, ending_text
+from sluice.local.policy import Ending, GiveUp, History, decide, ending_text, finished
 from sluice.local.process import last_line
 from sluice.local.services import Service
 from sluice.local.unit import Unit
@@ -93,7 +93,7 @@ class Supervisor:
             for need in service.after:
                 await self._units[need].healthy.wait()
             ending = await self._live_once(unit)
-            history.note(ending)
+            history.note(service, ending)
             decision = decide(service, ending, history)
             if isinstance(decision, GiveUp):
                 raise self._failure(service, ending, decision.user_fault)
@@ -138,7 +138,7 @@ class Supervisor:
         return StackError(f"{service.name} {ending_text(service, ending)}; its last line: {said!r}; log: {log}")
 
     def _ended_text(self, service: Service, ending: Ending, delay_seconds: float) -> str:
-        if ending.code == 0 and service.ends_after_work:
+        if finished(service, ending):
             return "finished; starts again for the next run"
         text = f"{ending_text(service, ending)}; starts again in {delay_seconds:g} s"
         return f"{text}; log: {self.log_path(ending.command)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +24,13 @@ class Unit:
         self.healthy = asyncio.Event()
         self.children: list[Child] = []
         self._log_path = log_path
+        self._healthy_since = 0.0
 
     async def start(self) -> None:
-        """Start every process. Raises: ConfigError: one cannot be executed."""
+        """Make the folders, start every process. Raises: ConfigError: one cannot be executed."""
+        for folder in self.service.folders:
+            with contextlib.suppress(OSError):  # the service needs it, and says in its log why it cannot have it
+                folder.mkdir(parents=True, exist_ok=True)
         for command in self._commands():
             self.children.append(await Child.start(command, self._log_path(command.name)))
 
@@ -37,6 +43,7 @@ class Unit:
             await asyncio.wait([probe, *exits], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if probe.done():
                 probe.result()
+                self._healthy_since = time.monotonic()
                 self.healthy.set()
         finally:
             _cancel(probe, *exits)
@@ -67,7 +74,7 @@ class Unit:
         self.children.clear()
 
     async def _end(self, exits: list[asyncio.Task[int]]) -> Ending:
-        was_healthy = self.healthy.is_set()
+        healthy_seconds = time.monotonic() - self._healthy_since if self.healthy.is_set() else None
         self.healthy.clear()
         ended = [task for task in exits if task.done()]
         if ended and all(task.result() == 0 for task in ended):
@@ -78,7 +85,7 @@ class Unit:
         ending = Ending(
             command=self.children[exits.index(worst)].command.name if worst else self.children[0].command.name,
             code=worst.result() if worst else None,
-            was_healthy=was_healthy,
+            healthy_seconds=healthy_seconds,
         )
         await self.stop()
         return ending

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.local.policy import (
+    LONG_LIFE_SECONDS,
     LONGEST_BACKOFF_SECONDS,
     MOST_FAILED_STARTS,
     Ending,
@@ -19,12 +20,16 @@ SERVICE = Service("worker", (Command("worker", ("worker",)),), ())
 TRAINER = Service("trainer", (Command("trainer", ("trainer",)),), (), ends_after_work=True)
 
 
-def after(*endings: tuple[int | None, bool], service: Service = SERVICE) -> Restart | GiveUp:
-    """The decision after starts that ended with (code, was healthy)."""
+OPTIONAL = Service("status", (Command("status", ("status",)),), (), optional=True)
+LONG = LONG_LIFE_SECONDS
+
+
+def after(*endings: tuple[int | None, bool | float], service: Service = SERVICE) -> Restart | GiveUp:
+    """The decision after starts that ended with (code, seconds healthy; False: never, True: it died at once)."""
     history = History()
-    for code, was_healthy in endings:
-        ending = Ending("worker", code, was_healthy)
-        history.note(ending)
+    for code, healthy in endings:
+        ending = Ending("worker", code, None if healthy is False else float(healthy is not True and healthy))
+        history.note(service, ending)
     return decide(service, ending, history)
 
 
@@ -41,8 +46,24 @@ def test_each_start_that_fails_in_a_row_doubles_the_wait_up_to_a_limit() -> None
     assert delays == [min(LONGEST_BACKOFF_SECONDS, 0.2 * 2**i) for i in range(1, MOST_FAILED_STARTS)]
 
 
-def test_a_start_that_becomes_healthy_makes_the_wait_short_again() -> None:
-    assert after((1, True), (1, False), (1, False), (1, True)) == Restart(0.2)
+def test_a_long_life_makes_the_wait_short_again_and_a_short_one_does_not() -> None:
+    assert after((1, True), (1, False), (1, False), (1, LONG)) == Restart(0.2)
+    assert after((1, True), (1, False), (1, False), (1, LONG - 1)) == Restart(1.6)
+
+
+def test_what_dies_at_once_whenever_it_is_healthy_waits_longer_and_longer_but_is_never_given_up() -> None:
+    assert after(*[(1, True)] * 3) == Restart(0.8)
+    assert after(*[(1, True)] * 3000) == Restart(LONGEST_BACKOFF_SECONDS)
+
+
+def test_an_optional_service_that_was_healthy_once_is_never_given_up() -> None:
+    assert after((1, True), *[(1, False)] * 3000, service=OPTIONAL) == Restart(LONGEST_BACKOFF_SECONDS)
+    assert after((1, True), (2, False), service=OPTIONAL) == Restart(0.4)
+    assert after((1, False), service=OPTIONAL) == GiveUp(user_fault=False)
+
+
+def test_finished_work_makes_the_wait_short_again() -> None:
+    assert after((1, True), (1, True), (0, True), (1, True), service=TRAINER) == Restart(0.2)
 
 
 def test_too_many_failed_starts_in_a_row_end_the_stack() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -18,16 +19,15 @@ from sluice.local.run import check_model
 from sluice.local.stack import Stack, StackOptions, plan_stack
 from sluice.local.state import StackState, find_stack, running_stacks, stack_folder, write_state
 from sluice.transport.nats import Bus
-from tests.local.processes import supervised
+from tests.local.processes import kill, supervised, until
 
 BROKERS = ("nats", "valkey")
 
 
 def plan(folder: Path, **options: object) -> Stack:
     stack = plan_stack(StackOptions(folder, Path("models/tiny"), **options))  # type: ignore[arg-type]  # keywords of StackOptions
-    for needed in stack.folders:
-        needed.mkdir(parents=True, exist_ok=True)
     for file, text in stack.files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return stack
 
@@ -123,6 +123,21 @@ async def test_what_nats_has_stored_is_there_after_a_restart_of_the_stack(tmp_pa
             await bus.ensure_streams()
             assert await bus.publish("events.run.alarm", b"{}") == expected
             await bus.close()
+
+
+async def test_live_status_comes_back_although_its_folder_was_deleted(tmp_path: Path) -> None:
+    stack = plan(tmp_path / "data")
+    async with supervised([s for s in stack.services if s.name == "valkey"], tmp_path / "logs") as supervisor:
+        before = supervisor.pids["valkey"]
+        shutil.rmtree(tmp_path / "data" / "valkey")
+        kill(before)
+        await until(lambda: supervisor.pids.get("valkey", before) != before)
+        await until(lambda: _answers(stack.ports["redis"]))
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_the_stack_answers_only_on_this_machine(tmp_path: Path) -> None:
