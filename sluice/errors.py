@@ -8,6 +8,7 @@ SluiceError
 │   └── WeightError   a policy version whose manifest, bytes or checksums do not agree
 ├── FencedError       another process holds the subject now: stop, and start again by reading
 ├── WaitTimeoutError  a named wait passed its deadline
+├── RunFailedError    training cannot go on by itself, which is on record; this process may serve another run
 └── DivergedError     NaN or Inf in the loss or the gradient: the run stops before a checkpoint
 """
 
@@ -58,3 +59,7 @@ class WaitTimeoutError(SluiceError):
 
 class DivergedError(SluiceError):
     """NaN or Inf in the loss or the gradient norm; names the groups of the batch."""
+
+
+class RunFailedError(SluiceError):
+    """Training cannot go on by itself, which is on record: the run has failed, this process may serve another."""

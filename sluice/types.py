@@ -368,12 +368,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Diverged:
-    """NaN or Inf in the loss or the gradient norm: the batch made no version, and the run cannot go on by itself."""
+class TrainingFailed:
+    """Training cannot go on by itself: NaN or Inf, a model that cannot be loaded, rollouts that were not scored."""
 
     lineage: int
     reason: str
-    """One line that names the groups of the batch."""
+    """One line that names what is wrong: the field, or the groups of the batch."""
 
 
-TrainerRecord = Lineage | Version | Checkpoint | Diverged
+TrainerRecord = Lineage | Version | Checkpoint | TrainingFailed

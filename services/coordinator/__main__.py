@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 
 import uvicorn
@@ -23,6 +24,7 @@ from sluice.transport.nats import Bus, StreamLimits
 
 async def serve(config: CoordinatorConfig) -> None:
     """Wire the parts and serve until SIGTERM or SIGINT, or until a part fails."""
+    listening = bind(config)
     bus = await Bus.connect(config.nats_url, "coordinator", config.nats_deadline_seconds)
     await bus.ensure_streams(StreamLimits(rollouts_bytes=config.rollouts_bytes, replicas=config.stream_replicas))
     board = StatusBoard(config.redis_url, get_logger("coordinator"))
@@ -31,13 +33,11 @@ async def serve(config: CoordinatorConfig) -> None:
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(directory, config.api_token),
-            host=config.api_host,
-            port=config.api_port,
             log_level="warning",
             timeout_graceful_shutdown=3,
         )
     )
-    api, holding = asyncio.create_task(server.serve()), asyncio.create_task(host.serve())
+    api, holding = asyncio.create_task(server.serve(sockets=[listening])), asyncio.create_task(host.serve())
     stop = asyncio.create_task(_stop_signal())
     try:
         first, _ = await asyncio.wait({api, holding, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -50,6 +50,17 @@ async def serve(config: CoordinatorConfig) -> None:
         await asyncio.gather(api, holding, return_exceptions=True)
         await board.close()
         await bus.close()
+
+
+def bind(config: CoordinatorConfig) -> socket.socket:
+    """The API's port, taken before anything else starts. Raises: ConfigError: it is in use, or not ours to take."""
+    family = socket.AF_INET6 if ":" in config.api_host else socket.AF_INET
+    try:
+        return socket.create_server((config.api_host, config.api_port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"SLUICE_API_PORT={config.api_port} on SLUICE_API_HOST={config.api_host}: {error.strerror}; choose another"
+        ) from None
 
 
 async def _stop_signal() -> None:

@@ -11,7 +11,6 @@ from sluice.transport.log import Entry
 from sluice.types import (
     Batch,
     Checkpoint,
-    Diverged,
     Drop,
     DropReason,
     Issue,
@@ -22,6 +21,7 @@ from sluice.types import (
     StateChange,
     Tally,
     TrainerRecord,
+    TrainingFailed,
     Version,
 )
 from sluice.views import BatchView, CheckpointView, VersionView
@@ -57,8 +57,8 @@ class RunHistory:
         self.lineages = 0
         self.versions: list[VersionView] = []
         self.checkpoints: list[CheckpointView] = []
-        self.diverged: str | None = None
-        """Why the trainer cannot go on, if it said so."""
+        self.training_failed: str | None = None
+        """Why training cannot go on, if the trainer said so."""
         self.version_number = -1
         """Highest number ever published; -1 before v0."""
 
@@ -124,8 +124,8 @@ class RunHistory:
                         published_at=entry.time,
                     )
                 )
-            case Diverged(_, reason):
-                self.diverged = reason
+            case TrainingFailed(_, reason):
+                self.training_failed = reason
             case Checkpoint(k, lineage, path, checksum, chain):
                 self.checkpoints.append(
                     CheckpointView(

@@ -10,6 +10,9 @@ from services.coordinator.run import Run
 from sluice.transport.log import Entry
 from sluice.types import DropReason, Group, RunState, TrainerRecord
 
+UNSCORED_LIMIT = 32
+"""Groups in a row without verdicts after which the run pauses and says why."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -67,8 +70,8 @@ async def hear(run: Run, news: News) -> None:
 
 async def advance(run: Run) -> None:
     """Do everything that can be done now."""
-    if run.history.diverged and not run.history.state.terminal:
-        await fail(run, run.history.diverged)
+    if run.history.training_failed and not run.history.state.terminal:
+        await fail(run, run.history.training_failed)
     match run.history.state:
         case RunState.QUEUED:
             await start_when_staffed(run)
@@ -89,6 +92,8 @@ async def take_step(run: Run) -> bool:
     queue = run.queue
     if reason := reason_to_end(run):
         await end(run, reason)
+    elif run.unscored_in_a_row >= UNSCORED_LIMIT:
+        await run.change_state(RunState.PAUSED, no_verdicts(run))
     elif issue := queue.plan_issue():
         await run.issue(issue)
     elif drop := queue.plan_drop():
@@ -130,6 +135,11 @@ async def end_when_checkpointed(run: Run) -> None:
     """A stopping run ends when the newest checkpoint covers its last batch, or when it never had a trainer."""
     if run.history.checkpointed or not run.history.lineages:
         await run.change_state(run.history.ends_as, run.history.reason)
+
+
+def no_verdicts(run: Run) -> str:
+    """A verifier that fails on everything would burn prompts for ever without a single reward."""
+    return f"the verifier failed on the last {run.unscored_in_a_row} groups: {run.verifier_error}; resume tries again"
 
 
 def limit_reached(run: Run) -> str:

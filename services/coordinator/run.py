@@ -102,6 +102,9 @@ class Run:
         self.history = RunHistory(run_id)
         self.workers = 0
         self.clocks = Clocks()
+        self.unscored_in_a_row = 0
+        """Groups without verdicts since the last one that had them; a verifier that always fails scores nothing."""
+        self.verifier_error = ""
         self._overdue: set[str] = set()
         self._ledger: FencedLog[LedgerRecord] = ledger_log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
@@ -203,6 +206,7 @@ class Run:
     async def resume(self, reason: str) -> None:
         """Go on after a pause; after one at the generation limit, with as many generation batches again."""
         fields: dict[str, Any] = {}
+        self.unscored_in_a_row = 0
         if self.queue.at_generation_limit and self.queue.generation_limit is not None:
             allowance = self.history.spec.filter.max_generation_batches or 1
             fields["generation_limit"] = self.queue.generation_limit = self.queue.generation_batches + allowance
@@ -222,6 +226,9 @@ class Run:
     def take_group(self, sequence: int, group: Group) -> None:
         """Fold one stored group; the queue decides whether it is kept."""
         reason = self.queue.store(sequence, group)
+        failed = reason is DropReason.VERIFIER_FAILED
+        self.unscored_in_a_row = self.unscored_in_a_row + 1 if failed else 0
+        self.verifier_error = group.error if failed else ""
         started, now = self.clocks.issued_at.pop(group.n, None), self.clocks.progress()
         self.metrics.observe_group(self.id, group, reason, None if started is None else now - started)
 

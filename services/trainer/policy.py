@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -83,7 +84,7 @@ def load_policy(spec: RunSpec) -> Policy:
             trust_remote_code=spec.model.trust_remote_code,
         )
         del sharding
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from None
     if spec.trainer.activation_checkpointing:
         old_name = causal.gradient_checkpointing_enable  # transformers renames it between its releases 5 and 6

@@ -12,11 +12,11 @@ from services.trainer.config import TrainerSettings
 from services.trainer.memory import keep_freed_memory
 from services.trainer.session import Session
 from services.trainer.zero import join_ranks, rank_device
-from sluice.errors import ConfigError, DivergedError, FencedError, SluiceError
+from sluice.errors import ConfigError, FencedError, RunFailedError, SluiceError
 from sluice.telemetry import Logger, instance_name, serve_metrics
 from sluice.transport.nats import Bus
 
-EXIT_FAILED, EXIT_CONFIG, EXIT_FENCED, EXIT_DIVERGED = 1, 2, 3, 4
+EXIT_FAILED, EXIT_CONFIG, EXIT_FENCED, EXIT_RUN_FAILED = 1, 2, 3, 4
 
 
 def run_rank(settings: TrainerSettings, log: Logger) -> int:
@@ -44,8 +44,8 @@ def exit_code(error: SluiceError) -> int:
             return EXIT_CONFIG
         case FencedError():
             return EXIT_FENCED
-        case DivergedError():
-            return EXIT_DIVERGED
+        case RunFailedError():
+            return EXIT_RUN_FAILED
         case _:
             return EXIT_FAILED
 

@@ -25,16 +25,18 @@ from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
 from services.trainer.trainer import Trainer
 from services.trainer.zero import ZeroEngine
-from sluice.errors import DivergedError, SluiceError
+from sluice.errors import ConfigError, DivergedError, PermanentError, RunFailedError, SluiceError
 from sluice.telemetry import Logger, instance_name
 from sluice.transport.lease import Lease
 from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
 from sluice.transport.queues import publish_event
-from sluice.types import Diverged, TrainerRecord
+from sluice.types import TrainerRecord, TrainingFailed
 from sluice.weights.server import WeightServer
 
 T = TypeVar("T")
+HOPELESS = (ConfigError, DivergedError, PermanentError)
+"""What no restart can mend: the run's own fault, not this process's."""
 CLAIM_SECONDS = 3600.0
 """A checkpoint is read in full before its run is claimed, and may be large."""
 
@@ -77,21 +79,20 @@ class Session:
                     return run_id, found[1] if found else None
 
     def _serve(self, run_id: str) -> None:
-        claim: Claim | None = None
-        records: FencedLog[TrainerRecord] | None = None
+        claim, records = self._claim(run_id)
+        self.log.info("run_claimed", run=run_id, lineage=claim.lineage, k=claim.k)
         try:
-            claim, records = self._claim(run_id)
-            self.log.info("run_claimed", run=run_id, lineage=claim.lineage, k=claim.k)
             self._train(claim, records)
         except SluiceError as error:
-            if self.ranks.first:
+            if records is not None:
                 kind = "diverged" if isinstance(error, DivergedError) else "trainer_failed"
-                fields = {"alarm": kind, "error": str(error)}
-                self.nats.call(publish_event(self.bus, run_id, "alarm", fields), "alarm")
-            if isinstance(error, DivergedError) and claim is not None and records is not None:
-                # On record, so that nobody replays the batch into the same NaN: the coordinator ends the run.
-                self.nats.call(records.append(Diverged(claim.lineage, str(error))), "diverged")
-            raise
+                self.nats.call(publish_event(self.bus, run_id, "alarm", {"alarm": kind, "error": str(error)}), "alarm")
+            if not isinstance(error, HOPELESS):
+                raise
+            if records is not None:
+                # On record, so that nobody tries the same again: the coordinator ends the run.
+                self.nats.call(records.append(TrainingFailed(claim.lineage, str(error))), "trainer record")
+            raise RunFailedError(str(error)) from error
 
     def _claim(self, run_id: str) -> tuple[Claim, FencedLog[TrainerRecord] | None]:
         """Rank 0 claims; every rank checks that it can serve what was claimed."""

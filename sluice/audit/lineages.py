@@ -61,7 +61,7 @@ class Weights:
                 self._take_version(record.version)
             case "checkpoint":
                 self._take_checkpoint(record.checkpoint)
-            case "diverged":
+            case "training_failed":
                 pass  # made no weights: the run ends as failed
             case _:
                 self._find(Fault.UNREADABLE, f"TRAINER sequence {entry.sequence} is of no known kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def check_model(spec: RunSpec) -> None:
         raise ConfigError(f"model.path = {spec.model.path!r}: missing {', '.join(missing)}")
     if spec.data.prompt_format == "chat":
         load_chat_template(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        _check_shard(file)
     _check_vocabulary(folder)
 
 
@@ -91,6 +94,20 @@ def _missing_weights(folder: Path) -> list[str]:
     if not isinstance(weight_map, dict):
         raise ConfigError(f"model.path: {index} has no weight_map")
     return [name for name in sorted(set(weight_map.values())) if not (folder / name).is_file()]
+
+
+def _check_shard(file: Path) -> None:
+    """A cut or foreign weights file shows in its header: eight bytes of length, JSON with offsets, then the data."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as shard:
+            length = int.from_bytes(shard.read(8), "little")
+            header = json.loads(shard.read(length)) if length <= size else {}
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, IndexError):
+        ends = []
+    if not ends or 8 + length + max(ends) != size:
+        raise ConfigError(f"model.path: {file} is not a whole safetensors file ({size} bytes): cut, or something else")
 
 
 def _check_vocabulary(folder: Path) -> None:

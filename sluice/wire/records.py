@@ -8,7 +8,6 @@ from sluice.types import (
     BatchGroup,
     Checkpoint,
     Claim,
-    Diverged,
     Drop,
     DropReason,
     Floors,
@@ -21,6 +20,7 @@ from sluice.types import (
     StateChange,
     Tally,
     TrainerRecord,
+    TrainingFailed,
     Version,
 )
 from sluice.wire.codec import FORMAT, parse, summary_from_wire, summary_to_wire, version_from_wire, version_to_wire
@@ -80,8 +80,8 @@ def encode_trainer(record: TrainerRecord) -> bytes:
             )
         case Checkpoint(k, lineage, path, checksum, chain):
             message.checkpoint.CopyFrom(pb.Checkpoint(k=k, lineage=lineage, path=path, checksum=checksum, chain=chain))
-        case Diverged(lineage, reason):
-            message.diverged.CopyFrom(pb.Diverged(lineage=lineage, reason=reason))
+        case TrainingFailed(lineage, reason):
+            message.training_failed.CopyFrom(pb.TrainingFailed(lineage=lineage, reason=reason))
     return message.SerializeToString()
 
 
@@ -97,8 +97,8 @@ def decode_trainer(payload: bytes) -> TrainerRecord:
         case "checkpoint":
             c = m.checkpoint
             return Checkpoint(c.k, c.lineage, c.path, c.checksum, c.chain)
-        case "diverged":
-            return Diverged(m.diverged.lineage, m.diverged.reason)
+        case "training_failed":
+            return TrainingFailed(m.training_failed.lineage, m.training_failed.reason)
     raise WireError("trainer record of a kind this program does not know")
 
 

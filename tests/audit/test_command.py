@@ -82,6 +82,7 @@ def test_the_audit_shares_no_code_with_the_services_accounts() -> None:
     own = {m for m in imported if m.startswith(("sluice.", "services")) and not m.startswith("sluice.audit")}
     assert own == {
         "sluice.errors",
+        "sluice.telemetry",
         "sluice.transport.log",
         "sluice.transport.nats",
         "sluice.wire",

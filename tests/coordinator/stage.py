@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class Stage:
         self.trainer = trainer_log(bus, run_id)
         self.trained = 0
         self.sequence = 0
+        self.verifier_error = ""
 
     async def join(self) -> None:
         """A trainer publishes v0 and a worker registers."""
@@ -118,7 +120,9 @@ class Stage:
                     (self.sequence,), b"", VerdictKind.SCORED, acc, acc, 0.0, 3, FinishReason.STOP, version, version
                 )
             )
-        return Group(prompt.run_id, prompt.n, "a", GroupStatus.SCORED, tuple(rollouts), "w", "e", 0, 0.1, 0.1)
+        status = GroupStatus.VERIFIER_FAILED if self.verifier_error else GroupStatus.SCORED
+        made = Group(prompt.run_id, prompt.n, "a", status, tuple(rollouts), "w", "e", 0, 0.1, 0.1)
+        return replace(made, error=self.verifier_error)
 
     async def train(self) -> int:
         """Publish a version for every batch not trained yet; returns how many."""

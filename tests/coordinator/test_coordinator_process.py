@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import pending_prompts
-from sluice.types import Claim, Diverged, Drop, DropReason, Issue, StateChange
+from sluice.types import Claim, Drop, DropReason, Issue, StateChange, TrainingFailed
 from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.servers import NatsServer
 
@@ -224,10 +227,32 @@ async def test_a_run_whose_loss_is_not_a_number_fails_with_the_groups_named_and_
     stage = Stage(bus, view["id"])
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
-    await stage.trainer.append(Diverged(1, "loss nan; the batch trains groups [0, 1]"))
+    await stage.trainer.append(TrainingFailed(1, "loss nan; the batch trains groups [0, 1]"))
     failed = await wait_for_state(coordinator, view["id"], "failed")
     assert "groups [0, 1]" in failed["reason"] and failed["counts"]["live"] == 0
     assert await pending_prompts(bus, view["id"]) == set()
+
+
+async def test_a_verifier_that_fails_on_everything_pauses_the_run_and_is_named(
+    coordinator: Coordinator, bus: Bus
+) -> None:
+    view = await create(coordinator, spec())
+    stage = Stage(bus, view["id"])
+    stage.verifier_error = "no verifier for data source 'nope'"
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    await stage.work()
+    paused = await wait_for_state(coordinator, view["id"], "paused")
+    assert "no verifier for data source 'nope'" in paused["reason"]
+    assert await stage.batches() == []
+
+
+def test_a_port_in_use_is_one_line_that_names_the_knob(coordinator: Coordinator) -> None:
+    environment = os.environ | {"SLUICE_API_PORT": str(coordinator.port)}
+    command = [sys.executable, "-m", "services.coordinator"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and f"SLUICE_API_PORT={coordinator.port}" in done.stderr
 
 
 async def test_the_same_idempotency_key_creates_one_run_and_refuses_another_spec(coordinator: Coordinator) -> None:

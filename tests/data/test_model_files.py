@@ -134,3 +134,13 @@ def test_reading_data_and_model_loads_neither_torch_nor_transformers(spec_of: Sp
     )
     done = subprocess.run([sys.executable, "-c", code], input=spec.canonical_json, text=True, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("cut", [0, 4, -1])
+def test_a_weights_file_that_is_cut_or_something_else_is_refused_by_name(
+    spec_of: SpecOf, folder: Path, cut: int
+) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:cut])
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not a whole safetensors file"):
+        check_model(spec_of(path=folder))

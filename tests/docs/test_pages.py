@@ -120,12 +120,12 @@ def _waits_of_call(call: ast.Call) -> Iterator[str]:
 
 
 def test_exit_codes_are_those_that_supervisor_and_trainer_use() -> None:
-    from services.trainer.process import EXIT_CONFIG, EXIT_DIVERGED, EXIT_FAILED
+    from services.trainer.process import EXIT_CONFIG, EXIT_FAILED, EXIT_RUN_FAILED
     from services.trainer.process import EXIT_FENCED as TRAINER_FENCED
 
     table = OPERATIONS.split("| code | from | means |")[1].split("\n\n")[0]
     codes = {int(line.split("|")[1]) for line in table.splitlines() if re.match(r"\| \d", line)}
-    assert {0, EXIT_FAILED, EXIT_CONFIG, TRAINER_FENCED, EXIT_DIVERGED, 130} == codes
+    assert {0, EXIT_FAILED, EXIT_CONFIG, TRAINER_FENCED, EXIT_RUN_FAILED, 130} == codes
     assert (EXIT_CONFIG, TRAINER_FENCED) == (EXIT_CONFIGURATION, EXIT_FENCED)
 
 

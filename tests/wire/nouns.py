@@ -9,7 +9,6 @@ from sluice.types import (
     BatchGroup,
     Checkpoint,
     Claim,
-    Diverged,
     Drop,
     DropReason,
     FinishReason,
@@ -28,6 +27,7 @@ from sluice.types import (
     SamplingStats,
     StateChange,
     Tally,
+    TrainingFailed,
     VerdictKind,
     Version,
     VersionSpan,
@@ -139,5 +139,5 @@ trainer_records = st.one_of(
     st.builds(Lineage, uint64, text, uint64),
     st.builds(Version, versions, text, text, text),
     st.builds(Checkpoint, uint64, uint64, text, text, text),
-    st.builds(Diverged, uint64, text),
+    st.builds(TrainingFailed, uint64, text),
 )

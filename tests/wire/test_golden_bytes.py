@@ -13,7 +13,6 @@ from sluice.types import (
     BatchGroup,
     Checkpoint,
     Claim,
-    Diverged,
     Drop,
     DropReason,
     FinishReason,
@@ -32,6 +31,7 @@ from sluice.types import (
     SamplingStats,
     StateChange,
     Tally,
+    TrainingFailed,
     VerdictKind,
     Version,
     VersionSpan,
@@ -103,7 +103,7 @@ SAMPLES: dict[str, Sample] = {
     "lineage": (Lineage(2, "trainer-0", 5), encode_trainer, decode_trainer, False),
     "version": (Version(V3, "file:///w/v3.1", "ab", "cd"), encode_trainer, decode_trainer, False),
     "checkpoint": (Checkpoint(5, 1, "/c/5.1", "ef", "01"), encode_trainer, decode_trainer, False),
-    "diverged": (Diverged(1, "loss nan"), encode_trainer, decode_trainer, False),
+    "diverged": (TrainingFailed(1, "loss nan"), encode_trainer, decode_trainer, False),
 }
 
 GOLDEN: dict[str, str] = {

@@ -208,7 +208,7 @@ NOUNS: list[tuple[str, Any, set[str]]] = [
     ("Lineage", ledger_pb2.Lineage, set()),
     ("Version", ledger_pb2.Version, set()),
     ("Checkpoint", ledger_pb2.Checkpoint, set()),
-    ("Diverged", ledger_pb2.Diverged, set()),
+    ("TrainingFailed", ledger_pb2.TrainingFailed, set()),
     ("ScoreItem", reward_pb2.ScoreItem, set()),
     ("Verdict", reward_pb2.Verdict, {"id"}),
 ]

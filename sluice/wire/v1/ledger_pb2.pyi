@@ -200,7 +200,7 @@ class Checkpoint(_message.Message):
     chain: str
     def __init__(self, k: _Optional[int] = ..., lineage: _Optional[int] = ..., path: _Optional[str] = ..., checksum: _Optional[str] = ..., chain: _Optional[str] = ...) -> None: ...
 
-class Diverged(_message.Message):
+class TrainingFailed(_message.Message):
     __slots__ = ("lineage", "reason")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -209,15 +209,15 @@ class Diverged(_message.Message):
     def __init__(self, lineage: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TrainerRecord(_message.Message):
-    __slots__ = ("format", "lineage", "version", "checkpoint", "diverged")
+    __slots__ = ("format", "lineage", "version", "checkpoint", "training_failed")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
-    DIVERGED_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FAILED_FIELD_NUMBER: _ClassVar[int]
     format: int
     lineage: Lineage
     version: Version
     checkpoint: Checkpoint
-    diverged: Diverged
-    def __init__(self, format: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ...) -> None: ...
+    training_failed: TrainingFailed
+    def __init__(self, format: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., training_failed: _Optional[_Union[TrainingFailed, _Mapping]] = ...) -> None: ...
