@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from sluice.errors import ConfigError
 ARTIFACTS = Path("artifacts")
 STATE_FILE = "stack.json"
 _LOCK_FILE = "stack.lock"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class StackState(BaseModel):
@@ -37,8 +39,13 @@ def stack_folder(name: str, artifacts: Path = ARTIFACTS) -> Iterator[Path]:
     """Hold `artifacts/<name>` as the only stack of that name; the kernel gives it back when this process dies.
 
     Raises:
-        ConfigError: another stack of that name runs here.
+        ConfigError: `name` cannot be one, or another stack of that name runs here.
     """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name = {name!r}: a stack's name is 1 to 64 lower-case letters, digits, dots, dashes and underscores, "
+            "and starts with a letter or a digit"
+        )
     folder = artifacts / name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK_FILE).open("w") as lock:

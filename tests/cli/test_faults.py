@@ -36,6 +36,14 @@ CASES = {
         ["up", "configs/tiny.toml", "--name", "no-such-stack", "--set", "model.path=models/absent"],
         "model.path = models/absent: there is no such folder",
     ),
+    "a stack with a path for a name": (
+        ["up", "configs/tiny.toml", "--name", "../x", "--set", "model.path={model}"],
+        "--name = '../x': a stack's name is 1 to 64",
+    ),
+    "a demo without a name": (
+        ["demo", "--config", "configs/tiny.toml", "--name", "", "--set", "model.path={model}"],
+        "--name = '': a stack's name is 1 to 64",
+    ),
     "a demo of a model that is nobody's": (
         ["demo", "--config", "configs/tiny.toml", "--set", "model.path=models/absent"],
         "model.path = models/absent: there is no such folder",
@@ -52,9 +60,11 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_fault_of_the_user_is_one_line_and_exit_code_2(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_the_user_is_one_line_and_exit_code_2(
+    case: str, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, expected = CASES[case]
-    assert main(arguments) == 2
+    assert main([argument.replace("{model}", str(tiny_model)) for argument in arguments]) == 2
     assert expected in said(capsys)
 
 
