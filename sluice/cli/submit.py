@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sluice.cli.connection import At, connect, wait_for
 from sluice.cli.resolve import arithmetic, resolve, to_toml
-from sluice.cli.watch import follow, outcome, view
+from sluice.cli.watch import follow_to_end
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from sluice.local.run import check_model
@@ -53,8 +53,7 @@ async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool) -
         print(f"{run.id}: {run.state}", flush=True)
         if detach:
             return 0
-        with view(spec.trainer.total_steps) as screen:
-            return outcome(await follow(client, run.id, screen))
+        return await follow_to_end(client, run.id, spec.trainer.total_steps)
 
 
 def show(spec: RunSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Protocol
@@ -38,14 +39,24 @@ def watch(run: WatchedRun = None, at: At = None) -> None:
     async def work() -> int:
         async with connect(at) as client:
             status = await client.get(run or await newest_run(client))
-            with view(status.total_steps) as screen:
-                return outcome(await follow(client, status.id, screen))
+            return await follow_to_end(client, status.id, status.total_steps)
 
     raise typer.Exit(wait_for(work()))
 
 
-def outcome(run: RunView) -> int:
-    """Exit code of a command that followed `run` to its end."""
+async def follow_to_end(client: RunsClient, run_id: str, total_steps: int) -> int:
+    """Show the run until it has ended; the exit code. Whoever leaves before is told that the run goes on.
+
+    Raises:
+        ConfigError, TransientError: as `RunsClient`.
+    """
+    try:
+        with view(total_steps) as screen:
+            run = await follow(client, run_id, screen)
+    except asyncio.CancelledError:
+        advice = f"sluice watch {run_id} follows it again, sluice stop {run_id} ends it"
+        print(f"{run_id} goes on; {advice}", file=sys.stderr)
+        raise
     return 1 if run.state is RunState.FAILED else 0
 
 

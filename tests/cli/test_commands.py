@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -131,3 +134,19 @@ def test_the_token_of_the_environment_is_sent(
         assert "bearer token" in capsys.readouterr().err
         monkeypatch.setenv("SLUICE_API_TOKEN", "secret")
         assert main(["runs", "--at", server.url]) == 0
+
+
+@pytest.mark.parametrize("command", [["run", "configs/tiny.toml"], ["watch"]])
+def test_leaving_a_run_says_that_it_goes_on_and_how_to_come_back(command: list[str], server: ThreadServer) -> None:
+    if command == ["watch"]:
+        assert main(["run", "configs/tiny.toml", "--detach", "--at", server.url]) == 0
+    arguments = [sys.executable, "-m", "sluice.cli", *command, "--at", server.url]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()  # it follows the run, or is about to
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    (run_id,) = server.shelf.runs
+    assert errors == f"{run_id} goes on; sluice watch {run_id} follows it again, sluice stop {run_id} ends it\n"
+    assert process.returncode == 130
