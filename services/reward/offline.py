@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ async def score_file(path: Path, verifier: str, out: Path | None, settings: Rewa
     choose it), `extra_info` and `id`. A line of the
     result has `row` (from 1), `kind`, `score`, `acc`, `extracted`, `verifier` and `message`. A row that cannot be read
     has a line of kind `error` too, and one on standard error that names it. Returns 0, or 1 when such rows were there.
+    Ends early, without a word, once nobody reads the result.
 
     Raises:
         ConfigError: the file cannot be read, `out` cannot be written, or there is no such verifier.
@@ -51,6 +53,7 @@ async def _score_rows(source: BinaryIO, sink: TextIO, verifier: str, pool: Pool)
     bad = 0
     while stretch := list(islice(rows, STRETCH)):
         verdicts = iter(await pool.score([(verifier, row) for _, row in stretch if isinstance(row, ScoreItem)]))
+        lines: list[str] = []
         for number, row in stretch:
             if isinstance(row, ScoreItem):
                 verdict = next(verdicts)
@@ -58,9 +61,21 @@ async def _score_rows(source: BinaryIO, sink: TextIO, verifier: str, pool: Pool)
                 bad += 1
                 verdict = Verdict(VerdictKind.ERROR, None, None, "", "", 0.0, row)
                 print(row, file=sys.stderr)
-            sink.write(json.dumps(_line(number, verdict)) + "\n")
-    sink.flush()
+            lines.append(json.dumps(_line(number, verdict)) + "\n")
+        try:
+            sink.writelines(lines)
+            sink.flush()
+        except BrokenPipeError:  # `| head` has what it wanted
+            _discard(sink)
+            break
     return 1 if bad else 0
+
+
+def _discard(sink: TextIO) -> None:
+    """Send what is still buffered to nowhere: closing the file would fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sink.fileno())
+    os.close(nowhere)
 
 
 def _create(out: Path) -> TextIO:

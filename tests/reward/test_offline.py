@@ -94,3 +94,16 @@ def test_a_wrong_argument_is_one_line_and_exit_status_2(tmp_path: Path, argument
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_has_enough_ends_the_judging_quietly(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text((ROWS[0] + "\n") * 3000)
+    command = [sys.executable, "-m", "services.reward", "verify", str(file), "--verifier", "exact"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    assert json.loads(process.stdout.readline())["row"] == 1
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 0
