@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 import time
+from typing import NoReturn
 
 import torch
 import uvicorn
@@ -19,6 +21,7 @@ from services.engine.scheduler import Limits
 from services.engine.weights import Weights, WeightsError
 from sluice.telemetry import configure_logging, get_logger
 
+EXIT_CONFIGURATION = 2
 SHUTDOWN_SECONDS = 3
 EXIT_POLL_SECONDS = 0.05
 
@@ -33,7 +36,13 @@ def build_engine(config: EngineConfig) -> Engine:
     return Engine(Model(architecture, weights), limits, config.model, config.served_model_name or str(config.model))
 
 
-async def serve(engine: Engine, config: EngineConfig, started: float) -> int:
+def listen(config: EngineConfig) -> socket.socket:
+    """The socket of the HTTP server; raises OSError. Uvicorn would end with its own exit code 3, which means fenced."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return socket.create_server((config.host, config.port), family=family)
+
+
+async def serve(engine: Engine, config: EngineConfig, listener: socket.socket, started: float) -> int:
     """Run the engine's thread and the HTTP server until a signal or a failed step; returns the exit code."""
     logger = get_logger("engine")
     completions = Completions(engine)
@@ -41,8 +50,6 @@ async def serve(engine: Engine, config: EngineConfig, started: float) -> int:
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            host=config.host,
-            port=config.port,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
@@ -62,7 +69,7 @@ async def serve(engine: Engine, config: EngineConfig, started: float) -> int:
     logger.info("engine_starting_http", host=config.host, port=config.port, model=str(config.model))
     closing = asyncio.create_task(_end_samples_on_exit(server, engine, completions))
     try:
-        await server.serve()
+        await server.serve(sockets=[listener])
     finally:
         closing.cancel()
         completions.loop.stop()
@@ -87,8 +94,18 @@ def main() -> None:
     try:
         engine = build_engine(config)
     except (UnsupportedModelError, WeightsError) as error:
-        sys.exit(f"engine: --model: {error}")
-    sys.exit(asyncio.run(serve(engine, config, started)))
+        _refuse(f"--model (ENGINE_MODEL): {error}")
+    try:
+        listener = listen(config)
+    except OSError as error:
+        _refuse(f"--port (ENGINE_PORT) = {config.port} of --host = {config.host}: {error.strerror}")
+    sys.exit(asyncio.run(serve(engine, config, listener, started)))
+
+
+def _refuse(fault: str) -> NoReturn:
+    """End with one line about what the user has to change."""
+    print(f"engine: {' '.join(fault.split())}", file=sys.stderr)
+    sys.exit(EXIT_CONFIGURATION)
 
 
 if __name__ == "__main__":

@@ -49,26 +49,59 @@ def read_architecture(model_dir: Path) -> Architecture:
     path = model_dir / "config.json"
     if not path.is_file():
         raise UnsupportedModelError(f"{path} does not exist: --model must name a Hugging Face model directory")
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = _read_object(path)
     _refuse_unsupported(config)
-    num_heads = config["num_attention_heads"]
+    try:
+        return _architecture(model_dir, config)
+    except KeyError as error:
+        raise UnsupportedModelError(f"{path} has no {error.args[0]}") from None
+
+
+def _architecture(model_dir: Path, config: dict[str, Any]) -> Architecture:
+    hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    kv_heads = {"num_key_value_heads": config.get("num_key_value_heads") or num_heads}
+    width = {"head_dim": config.get("head_dim") or hidden_size // num_heads}
     return Architecture(
         model_type=config["model_type"],
-        architectures=tuple(config.get("architectures") or ()),
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
+        architectures=tuple(map(str, config.get("architectures") or ())),
+        vocab_size=_size(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_size(config, "intermediate_size"),
+        num_layers=_size(config, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
-        context_length=config["max_position_embeddings"],
-        rms_norm_eps=config["rms_norm_eps"],
-        rope_theta=_rope(config)["rope_theta"],
+        num_kv_heads=_size(kv_heads, "num_key_value_heads"),
+        head_dim=_size(width, "head_dim"),
+        context_length=_size(config, "max_position_embeddings"),
+        rms_norm_eps=_number(config, "rms_norm_eps"),
+        rope_theta=_number(_rope(config), "rope_theta"),
         qkv_bias=config["model_type"] == "qwen2",
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         eos_token_ids=_eos_token_ids(model_dir, config),
     )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path} holds a {type(value).__name__}; it must be an object")
+    return value
+
+
+def _size(config: dict[str, Any], name: str) -> int:
+    value = config[name]
+    if type(value) is not int or value < 1:
+        raise UnsupportedModelError(f"config.json has {name}={value!r}; it must be a whole number of at least 1")
+    return value
+
+
+def _number(config: dict[str, Any], name: str) -> float:
+    value = config[name]
+    if type(value) not in {int, float}:
+        raise UnsupportedModelError(f"config.json has {name}={value!r}; it must be a number")
+    return float(value)
 
 
 def _refuse_unsupported(config: dict[str, Any]) -> None:
@@ -99,8 +132,11 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 def _eos_token_ids(model_dir: Path, config: dict[str, Any]) -> frozenset[int]:
     path = model_dir / "generation_config.json"
-    generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    generation = _read_object(path) if path.is_file() else {}
     value = generation.get("eos_token_id", config.get("eos_token_id"))
     if value is None:
         return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in ids):
+        raise UnsupportedModelError(f"eos_token_id={value!r}; it must be a token id or a list of them")
+    return frozenset(ids)

@@ -174,7 +174,10 @@ def _shard_paths(directory: Path) -> Iterator[Path]:
     """The shards an index file names, else every safetensors file of the directory."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(f"{index} names no shards: {error!r}") from error
         return iter([directory / name for name in names])
     paths = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
     if not paths:

@@ -1,7 +1,9 @@
 """How the engine starts and ends."""
 
 import json
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.engine.__main__ import build_engine
+from services.engine.__main__ import build_engine, main
 from services.engine.config import EngineConfig, read_config
 from services.engine.loop import EngineLoop
 from services.engine.request import Sample, SamplingParams
@@ -42,9 +44,51 @@ def test_a_model_of_another_kind_is_a_start_error_that_names_what_is_supported(t
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     command = [sys.executable, "-m", "services.engine", "--model", str(tmp_path), "--port", "1"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "model_type=mamba" in run.stderr
     assert "llama, qwen2" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ("config.json", "{", "cannot be read as JSON"),
+        ("config.json", '{"model_type": "llama"}', "has no hidden_size"),
+        ("config.json", {"num_attention_heads": "x"}, "num_attention_heads='x'"),
+        ("config.json", {"rms_norm_eps": None}, "rms_norm_eps=None"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id='x'"),
+        ("model.safetensors.index.json", "[]", "names no shards"),
+        ("model.safetensors", "", "cannot be read as safetensors"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_2(
+    fault: tuple[str, str | dict[str, object], str],
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, text, named = fault
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    whole = text if isinstance(text, str) else json.dumps(json.loads((folder / file).read_text()) | text)
+    (folder / file).write_text(whole)
+    monkeypatch.setattr(sys, "argv", ["engine", "--model", str(folder), "--port", "1"])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    message = capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert message.startswith("engine: --model") and named in message and message.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line_that_names_the_flag_and_exit_code_2(tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "services.engine", "--model", str(tiny_model), "--port", str(port)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"engine: --port (ENGINE_PORT) = {port} of --host = 127.0.0.1: Address already in use")
+    assert run.stderr.count("\n") == 1
 
 
 def test_a_terminated_engine_answers_its_requests_with_what_they_have(start_engine: StartEngine) -> None:
