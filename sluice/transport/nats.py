@@ -79,9 +79,9 @@ class Bus:
         async def on_back() -> None:
             log.info("nats_back", url=url)
 
-        client = Client()
+        client, seconds = Client(), min(CONNECT_SECONDS, deadline_seconds)
         try:
-            async with asyncio.timeout(min(CONNECT_SECONDS, deadline_seconds)):
+            async with asyncio.timeout(seconds):
                 await client.connect(
                     url.split(","),
                     name=name,
@@ -99,8 +99,8 @@ class Bus:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             await client.close()
             raise ConfigError(
-                f"no NATS server answers at {url} within {CONNECT_SECONDS:g} s ({str(error) or 'connection refused'}); "
-                f"start one or set SLUICE_NATS_URL"
+                f"SLUICE_NATS_URL={url}: no NATS server answers within {seconds:g} s "
+                f"({str(error) or 'connection refused'}); start one, or change the address"
             ) from None
         return cls(client, deadline_seconds)
 
