@@ -30,6 +30,7 @@ from sluice.transport.nats import Bus
 from sluice.types import RunState
 
 NAME = "step"
+STACK = "step-stack"
 SAMPLE_SECONDS = 0.25
 DEADLINE_SECONDS = 300.0
 
@@ -47,9 +48,10 @@ async def measure(arguments: argparse.Namespace) -> Report:
     total = 1 + steps + max(load_run_spec(file).asynchrony.max_staleness, 1)
     overrides = [f"trainer.total_steps={total}", f"checkpoint.interval={total}", "trainer.target_reward=none"]
     spec = resolve(file, overrides)
-    folder: Path = arguments.output / "step-stack"
+    folder: Path = arguments.output / STACK
     try:
-        async with running_stack(str(folder), stack_options(spec, folder), lambda notice: None, fresh=True) as running:
+        options = stack_options(spec, folder)
+        async with running_stack(STACK, options, lambda notice: None, True, arguments.output) as running:
             samples, recorded = await running.supervisor.during(_train(spec, running))
     finally:
         shutil.rmtree(folder / "data", ignore_errors=True)  # a checkpoint of 1.9 GB in the case of the demo

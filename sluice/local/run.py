@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sluice.errors import ConfigError
 from sluice.local.stack import Stack, StackOptions, plan_stack
-from sluice.local.state import StackState, stack_folder, write_state
+from sluice.local.state import ARTIFACTS, StackState, stack_folder, write_state
 from sluice.local.supervisor import Notice, Supervisor
 
 MODEL_MAKERS = {
@@ -34,19 +34,24 @@ class RunningStack:
 
 @asynccontextmanager
 async def running_stack(
-    name: str, options: StackOptions, report: Callable[[Notice], None], fresh: bool = False
+    name: str,
+    options: StackOptions,
+    report: Callable[[Notice], None],
+    fresh: bool = False,
+    artifacts: Path = ARTIFACTS,
 ) -> AsyncIterator[RunningStack]:
     """Start everything, give it out, end everything, whatever happens in between.
 
     Args:
         fresh: forget what an earlier stack of that name has stored.
+        artifacts: the folder of stacks, in which this one gets a folder of its name.
 
     Raises:
         ConfigError: the name or a port is taken, a program or the model is missing, or a service says so.
         StackError: a service cannot be brought up.
     """
     check_model(options.model)
-    with stack_folder(name) as folder:
+    with stack_folder(name, artifacts) as folder:
         if fresh:
             shutil.rmtree(options.data, ignore_errors=True)
         stack = plan_stack(options)
