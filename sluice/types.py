@@ -8,6 +8,7 @@ PolicyVersion.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -83,6 +84,12 @@ class VersionSpan:
     version: PolicyVersion
     start: int
     end: int
+
+
+def spans_cover(spans: Sequence[VersionSpan], tokens: int) -> bool:
+    """Whether `spans` go from the first of `tokens` response tokens to the last, in order and without a gap."""
+    borders = [0, *(span.end for span in spans)]
+    return [span.start for span in spans] == borders[:-1] and borders[-1] == tokens and borders == sorted(borders)
 
 
 @dataclass(frozen=True, slots=True)

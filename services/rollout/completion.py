@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.errors import PermanentError, TransientError
-from sluice.types import FinishReason, PolicyVersion, VersionSpan
+from sluice.types import FinishReason, PolicyVersion, VersionSpan, spans_cover
 
 
 class EngineDownError(TransientError):
@@ -98,8 +98,7 @@ def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
         if spans and spans[-1].version == version and spans[-1].end == start:
             start = spans.pop().start
         spans.append(VersionSpan(version, start, end))
-    borders = [0, *(span.end for span in spans)]
-    if [span.start for span in spans] != borders[:-1] or borders[-1] != length or borders != sorted(borders):
+    if not spans_cover(spans, length):
         raise EngineRefusedError(
             f"engine names weight versions for {[(s.start, s.end) for s in spans]} of {length} tokens; "
             "it must cover all of them (SGLang 0.5.23 does)"

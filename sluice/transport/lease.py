@@ -65,12 +65,3 @@ class Lease:
             return False
         self._revision = entry.revision or self._revision
         return entry.value == self._holder.encode()
-
-
-async def lease_holder(bus: Bus, key: str, ttl_seconds: float) -> str | None:
-    """Name of the process that holds `key`, or None."""
-    bucket = await bus.bucket(subjects.LEASES_BUCKET, ttl_seconds)
-    try:
-        return ((await bucket.get(key)).value or b"").decode() or None
-    except KeyNotFoundError:
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from sluice.errors import WireError
 from sluice.telemetry import get_logger
-from sluice.transport.log import WRONG_LAST_SEQUENCE, follow_stream, read_stream
+from sluice.transport.log import WRONG_LAST_SEQUENCE, read_stream
 from sluice.transport.nats import RETRYABLE, Bus
 from sluice.types import Group, Prompt, Rollout
 from sluice.wire import subjects
@@ -173,12 +173,6 @@ async def _message(bus: Bus, sequence: int) -> bytes:
     except NotFoundError:
         raise WireError(f"ROLLOUTS has no message at sequence {sequence}: purged, or never stored") from None
     raise AssertionError("unreachable: the retry loop returns or raises")
-
-
-async def follow_groups(bus: Bus, run_id: str, start: int) -> AsyncIterator[tuple[int, Group]]:
-    """(sequence, group) of a run from GROUPS sequence `start` on, for ever, in stream order."""
-    async for sequence, payload, _ in follow_stream(bus, subjects.GROUPS, subjects.groups(run_id), start):
-        yield sequence, decode_group(payload)
 
 
 async def read_groups(bus: Bus, run_id: str, start: int) -> list[tuple[int, Group]]:

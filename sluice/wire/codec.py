@@ -24,6 +24,7 @@ from sluice.types import (
     Sampling,
     VerdictKind,
     VersionSpan,
+    spans_cover,
 )
 from sluice.wire.v1 import rollouts_pb2 as pb
 
@@ -137,8 +138,7 @@ def decode_rollout(payload: bytes) -> Rollout:
     m = parse(pb.Rollout, raw)
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
     spans = tuple(VersionSpan(version_from_wire(s.version), s.start, s.end) for s in m.spans)
-    borders = [0, *(s.end for s in spans)]
-    if [s.start for s in spans] != borders[:-1] or borders[-1] != len(m.token_ids) or borders != sorted(borders):
+    if not spans_cover(spans, len(m.token_ids)):
         raise WireError(
             f"{name}: version spans {[(s.start, s.end) for s in spans]} do not cover {len(m.token_ids)} tokens"
         )

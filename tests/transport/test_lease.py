@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
-from sluice.transport.lease import Lease, lease_holder
+from nats.js.errors import KeyNotFoundError
+
+from sluice.transport.lease import Lease
 from sluice.transport.nats import Bus
+from sluice.wire import subjects
 
 TTL = 1.5
+
+
+async def lease_holder(bus: Bus, key: str, ttl_seconds: float) -> str | None:
+    """Name of the process that holds `key`, or None."""
+    bucket = await bus.bucket(subjects.LEASES_BUCKET, ttl_seconds)
+    try:
+        return ((await bucket.get(key)).value or b"").decode() or None
+    except KeyNotFoundError:
+        return None
 
 
 async def test_a_lease_has_one_holder_until_it_is_released(bus: Bus) -> None:
