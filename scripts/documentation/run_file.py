@@ -1,4 +1,4 @@
-"""docs/configuration.md: the run file, field by field, from sluice/config.py."""
+"""docs/configuration.md: the run file, field by field, from sluice/config/."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "<!-- Generated from sluice/config.py by `python scripts/docs.py`; edit the code, not this page. -->",
+        "<!-- Generated from sluice/config/ by `python scripts/docs.py`; edit the code, not this page. -->",
         "",
         "A run file says *what to learn*: one TOML, a table for each section below. Where things are (addresses, keys,",
         "folders) comes from the environment instead: [operations.md](operations.md#environment).",

@@ -1,0 +1,99 @@
+"""The whole run file, and the rules between its sections."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from sluice.config.sampling import AsyncConfig, FilterConfig, RewardConfig, RolloutConfig
+from sluice.config.section import Section
+from sluice.config.source import DataConfig, ModelConfig
+from sluice.config.training import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    DeadlineConfig,
+    OptimConfig,
+    TrainerConfig,
+    WeightsConfig,
+)
+
+
+class RunSpec(Section):
+    """A whole run. `config_hash` identifies it; services refuse to join a run with another hash."""
+
+    name: str = Field("run", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="Name of the run, part of its id.")
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    filter: FilterConfig = FilterConfig()
+    asynchrony: AsyncConfig = AsyncConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optim: OptimConfig = OptimConfig()
+    trainer: TrainerConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    weights: WeightsConfig = WeightsConfig()
+    deadlines: DeadlineConfig = DeadlineConfig()
+
+    @model_validator(mode="after")
+    def _check_lengths_and_batches(self) -> Self:
+        if self.reward.overlong_buffer >= self.rollout.max_response_length:
+            raise ValueError(
+                f"reward.overlong_buffer = {self.reward.overlong_buffer} must be below "
+                f"rollout.max_response_length = {self.rollout.max_response_length}"
+            )
+        if self.trainer.prompts_per_step % self.trainer.updates_per_step:
+            raise ValueError(
+                f"trainer.updates_per_step = {self.trainer.updates_per_step} must divide "
+                f"trainer.prompts_per_step = {self.trainer.prompts_per_step}"
+            )
+        row = self.data.max_prompt_length + self.rollout.max_response_length
+        if self.trainer.max_tokens_per_micro_batch < row:
+            raise ValueError(
+                f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch} cannot hold one row "
+                f"of data.max_prompt_length + rollout.max_response_length = {row} tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_overissue(self) -> Self:
+        if self.asynchrony.overissue and (self.asynchrony.max_staleness or self.filter.mode == "rounds"):
+            raise ValueError(
+                f"asynchrony.overissue = {self.asynchrony.overissue} only shortens the tail of on-policy streaming; "
+                f"set asynchrony.max_staleness = 0 and filter.mode = 'streaming', or overissue = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_filter(self) -> Self:
+        if self.filter.metric == "reward" and not self.filter.allow_shaped_metric:
+            raise ValueError(
+                "filter.metric = 'reward' includes the length punishment and has destroyed policies; "
+                "use 'acc', or set filter.allow_shaped_metric = true"
+            )
+        if self.filter.enable and self.rollout.group_size == 1:
+            raise ValueError(
+                "rollout.group_size = 1 leaves every group with equal outcomes; raise it or set filter.enable = false"
+            )
+        if self.filter.mode == "rounds":
+            if self.asynchrony.max_staleness != 0:
+                raise ValueError(
+                    f"filter.mode = 'rounds' is on-policy: asynchrony.max_staleness must be 0, "
+                    f"not {self.asynchrony.max_staleness}"
+                )
+            if (self.filter.gen_batch_size or 0) < 1:
+                raise ValueError("filter.mode = 'rounds' needs filter.gen_batch_size (prompts of a generation batch)")
+        return self
+
+    @property
+    def canonical_json(self) -> str:
+        """The spec with all defaults filled in, keys sorted: what the ledger stores."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def config_hash(self) -> str:
+        """First 16 hex digits of the SHA-256 of `canonical_json`."""
+        return hashlib.sha256(self.canonical_json.encode()).hexdigest()[:16]
