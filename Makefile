@@ -1,11 +1,11 @@
 # `make` alone says what there is. Every target sets up what it needs first.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-e2e demo bench proto
+.PHONY: help setup check test test-e2e chart-check compose-smoke demo bench proto
 
 PYTHON_BIN := .venv/bin/python
 
 help: ## show this list
-	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: ## make .venv with pinned packages, and the two small models (quick when done)
 	@scripts/setup.sh
@@ -18,6 +18,12 @@ test: check ## all tests, with real servers on free ports
 
 test-e2e: setup ## only the end-to-end tests: whole stacks that train
 	@$(PYTHON_BIN) -m pytest tests/e2e
+
+chart-check: setup ## the Helm chart: lint, every example rendered and checked against Kubernetes' schemas
+	@scripts/chart_check.sh
+
+compose-smoke: setup ## build the images, start the compose stack with podman, train, stop (needs root)
+	@scripts/compose_smoke.sh
 
 demo: setup ## train SmolLM2-135M on this machine, with a summary and a plot at the end
 	@.venv/bin/sluice demo
