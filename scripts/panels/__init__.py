@@ -1,0 +1,1 @@
+"""The dashboards as code: what `scripts/dashboards.py` writes."""

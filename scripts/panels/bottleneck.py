@@ -1,0 +1,49 @@
+"""The section that people open first: who waits for whom, and what would help."""
+
+from __future__ import annotations
+
+from panels.panel import Kind, Panel, Query, Section, runs
+
+KNOBS = """\
+| held back by | what helps |
+| --- | --- |
+| `rollouts` | more rollout workers or engines |
+| `trainer` | more ranks; a larger `trainer.max_tokens_per_micro_batch`; fewer workers do as well |
+| `reward` | more reward replicas; `SLUICE_REWARD_WORKERS` |
+| `weight_sync` | a faster way for weights; a higher `asynchrony.max_staleness` |
+| `filter` | data of fitting difficulty; a larger `rollout.group_size` |
+| `staleness` | a higher `asynchrony.max_staleness` |
+| `checkpoint` | a higher `checkpoint.interval`; faster storage |
+| `balanced` | nothing: all parts work |
+"""
+
+WHO_WAITS_FOR_WHOM = Section(
+    "Who waits for whom",
+    (
+        Panel(
+            "Held back by",
+            "The part that holds the run back now: the verdict that `sluice watch` and the run's status show too. "
+            "Empty until enough is measured, and while the run does not run.",
+            (Query(f"{runs('sluice_bottleneck')} == 1", "{{part}}"),),
+            Kind.NAMES,
+            width=4,
+        ),
+        Panel(
+            "Held back by, over time",
+            "A line for each part, coloured while the verdict names it.",
+            (Query(f"max by (run, part) ({runs('sluice_bottleneck')})", "{{part}} · {{run}}"),),
+            Kind.STATES,
+            width=7,
+        ),
+        Panel(
+            "What the verdict is made from",
+            "Shares of the time. A trainer that waits wants more rollouts; rollouts that idle wait for the trainer, or "
+            "for a higher staleness bound.",
+            (Query(f"max by (run, share) ({runs('sluice_bottleneck_share')})", "{{share}} · {{run}}"),),
+            unit="percentunit",
+            width=7,
+            maximum=1,
+        ),
+        Panel("Which knob helps", "What to change for each verdict.", kind=Kind.TEXT, width=6, text=KNOBS),
+    ),
+)

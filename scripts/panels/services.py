@@ -1,0 +1,215 @@
+"""Dashboard "Services and faults": what is up, what is repeated, what fails, what fills up."""
+
+from __future__ import annotations
+
+from panels.panel import WINDOW, Kind, Page, Panel, Query, Section, rate, runs, total
+
+SLUICE_JOBS = 'job=~".*sluice.*"'
+"""Every scrape job of a deployment has this in its name."""
+FIRING = 'ALERTS{alertname=~"Sluice.*", alertstate="firing"}'
+STREAM_LIMIT = 0.85
+VERIFIER_LIMIT = 0.05
+
+
+def of_processes(metric: str) -> str:
+    """A metric that the client library gives every process."""
+    return f"{metric}{{{SLUICE_JOBS}}}"
+
+
+def seconds(q: float, histogram: str, *by: str) -> str:
+    """A quantile over all replicas of the reward service, which serves all runs alike."""
+    return f"histogram_quantile({q}, sum by ({', '.join((*by, 'le'))}) (rate({histogram}_bucket[{WINDOW}])))"
+
+
+UP = Section(
+    "What is up",
+    (
+        Panel(
+            "Alerts firing",
+            "By name; what each means and what to do is in the runbook, docs/operations.md.",
+            (Query(f"count by (alertname) ({FIRING}) or vector(0)", "{{alertname}}"),),
+            Kind.NUMBERS,
+            width=6,
+            limit=1,
+        ),
+        Panel(
+            "Processes up",
+            "How many replicas of each service answer.",
+            (Query(f"sum by (job) ({of_processes('up')})", "{{job}}"),),
+            width=6,
+        ),
+        Panel(
+            "Lease holder",
+            "Which coordinator holds each run: exactly one.",
+            (Query(f"{runs('sluice_lease_held')} == 1", "{{run}}: {{instance}}"),),
+            Kind.NAMES,
+            width=6,
+        ),
+        Panel(
+            "Restarts in the last hour",
+            "Of each process; the lineage of the trainer rises with each of its restarts during a run. A trainer also "
+            "starts anew after each run.",
+            (
+                Query(f"changes({of_processes('process_start_time_seconds')}[1h])", "{{job}} {{instance}}"),
+                Query(f"max by (run) ({runs('sluice_trainer_lineage')})", "trainer lineage · {{run}}"),
+            ),
+            width=6,
+        ),
+    ),
+)
+
+_UNFINISHED = rate("sluice_rollout_groups_total", 'status!="scored"', window=WINDOW)
+
+REPEATS = Section(
+    "What is repeated or lost",
+    (
+        Panel(
+            "Redeliveries a minute",
+            "Prompts that a worker pulled and that had been delivered before. Some after a worker's death are right; a "
+            "steady stream means that groups are never finished.",
+            (Query(f"60 * {total(rate('sluice_rollout_redeliveries_total', window=WINDOW))}", "{{run}}"),),
+        ),
+        Panel(
+            "Retries a minute",
+            "Requests to NATS and Score calls that had to be repeated.",
+            (
+                Query(f"60 * sum by (job) (rate(sluice_nats_retries_total[{WINDOW}]))", "NATS, {{job}}"),
+                Query(f"60 * {total(rate('sluice_rollout_reward_retries_total', window=WINDOW))}", "Score · {{run}}"),
+            ),
+        ),
+        Panel(
+            "Attempts that came to nothing, a minute",
+            "Groups that a worker gave back, lost to another attempt or could not finish.",
+            (Query(f"60 * {total(_UNFINISHED, 'status')}", "{{status}} · {{run}}"),),
+            Kind.STACK,
+        ),
+    ),
+)
+
+_VERDICTS = f"rate(sluice_reward_verdicts_total[{WINDOW}])"
+
+VERIFIERS = Section(
+    "Verifiers",
+    (
+        Panel(
+            "Verdicts that failed",
+            "Share of verdicts that are a timeout or an error. A failure is never a 0: its group is dropped.",
+            (
+                Query(
+                    f'sum by (verifier) (rate(sluice_reward_verdicts_total{{kind!="scored"}}[{WINDOW}])) '
+                    f"/ (sum by (verifier) ({_VERDICTS}) > 0)",
+                    "{{verifier}}",
+                ),
+            ),
+            unit="percentunit",
+            limit=VERIFIER_LIMIT,
+        ),
+        Panel(
+            "Verifier latency",
+            "Seconds of a check itself, 50th and 99th percentile, and of a whole Score request, 99th.",
+            (
+                Query(seconds(0.5, "sluice_reward_verdict_seconds", "verifier"), "{{verifier}}, median"),
+                Query(seconds(0.99, "sluice_reward_verdict_seconds", "verifier"), "{{verifier}}, 99 %"),
+                Query(seconds(0.99, "sluice_reward_request_seconds"), "request, 99 %"),
+            ),
+            unit="s",
+        ),
+        Panel(
+            "Reward service at work",
+            "Items without a verdict yet, and how many checks run of those that can run at once.",
+            (
+                Query("sum(sluice_reward_pending_items)", "pending items"),
+                Query("sum(sluice_reward_busy_lanes)", "lanes at work"),
+                Query("sum(sluice_reward_lanes)", "lanes"),
+            ),
+        ),
+    ),
+)
+
+WAITS = Section(
+    "Waits by name",
+    (
+        Panel(
+            "The run's waits",
+            "How long each wait of the coordinator has lasted, and when it becomes an alarm. What each waits for is in "
+            "docs/operations.md.",
+            (
+                Query(f"max by (run, wait) ({runs('sluice_wait_seconds')})", "{{wait}} · {{run}}"),
+                Query(f"max by (run, wait) ({runs('sluice_wait_deadline_seconds')})", "deadline of {{wait}} · {{run}}"),
+            ),
+            unit="s",
+        ),
+        Panel(
+            "Waits of the workers",
+            "Seconds a second spent in each wait, all groups added up.",
+            (Query(total(rate("sluice_rollout_wait_seconds_total"), "wait") + " > 0", "{{wait}} · {{run}}"),),
+            Kind.STACK,
+        ),
+        Panel(
+            "Waits of the trainer",
+            "Share of rank 0's time in each wait.",
+            (Query(total(rate("sluice_trainer_wait_seconds_total"), "wait") + " > 0", "{{wait}} · {{run}}"),),
+            Kind.STACK,
+            unit="percentunit",
+            maximum=1,
+        ),
+    ),
+)
+
+STORAGE = Section(
+    "Streams, disks and memory",
+    (
+        Panel(
+            "Stream sizes",
+            "Bytes in each JetStream stream.",
+            (Query("max by (stream) (sluice_stream_bytes)", "{{stream}}"),),
+            unit="bytes",
+            width=6,
+        ),
+        Panel(
+            "Streams against their limits",
+            "A checkpoint comes early when ROLLOUTS is three quarters full; EVENTS drops its oldest.",
+            (
+                Query("max by (stream) (sluice_stream_bytes / sluice_stream_limit_bytes)", "{{stream}}"),
+                Query("max(sluice_jetstream_storage_bytes / sluice_jetstream_storage_limit_bytes)", "all of JetStream"),
+            ),
+            unit="percentunit",
+            width=6,
+            maximum=1,
+            limit=STREAM_LIMIT,
+        ),
+        Panel(
+            "Free disk space",
+            "Share that is free where weights, checkpoints and the workers' caches are.",
+            (
+                Query(
+                    "min by (folder) (sluice_trainer_disk_free_bytes / sluice_trainer_disk_size_bytes)", "{{folder}}"
+                ),
+                Query(
+                    "min by (instance) (sluice_rollout_disk_free_bytes / sluice_rollout_disk_size_bytes)",
+                    "cache of {{instance}}",
+                ),
+            ),
+            unit="percentunit",
+            width=6,
+            maximum=1,
+        ),
+        Panel(
+            "Memory",
+            "Resident memory of each process, and the most that rank 0 of the trainer used (of its GPU, if any).",
+            (
+                Query(of_processes("process_resident_memory_bytes"), "{{job}} {{instance}}"),
+                Query(runs("sluice_trainer_peak_memory_bytes"), "trainer, peak · {{run}}"),
+            ),
+            unit="bytes",
+            width=6,
+        ),
+    ),
+)
+
+PAGE = Page(
+    uid="sluice-services",
+    title="Sluice: services and faults",
+    says="What is up, what is repeated, what fails, what waits and what fills up.",
+    sections=(UP, REPEATS, VERIFIERS, WAITS, STORAGE),
+)
