@@ -22,18 +22,16 @@ from monitoring.prometheus import ROOT, Prometheus
 from sluice.local.ports import LOOPBACK
 from sluice.local.state import StackState, find_stack
 
-CAPTION = (
-    "drawn by matplotlib from the dashboard's own queries against a Prometheus that scraped {run}; not a screenshot"
-)
+CAPTION = "drawn by matplotlib from the dashboard's queries, against a Prometheus that scraped {run}; no screenshot"
 RUNNING = 'sluice_run_state{state="running"} == 1'
 
 
 def targets(stack: StackState) -> dict[str, list[str]]:
     """Addresses with metrics in a local stack, by service."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {"coordinator": [f"{LOOPBACK}:{stack.ports['api']}"]}
     for name, port in stack.ports.items():
-        service = "coordinator" if name == "api" else name.split("-")[0]
-        if name == "api" or name.startswith("engine-") or name.endswith("-metrics"):
+        service = name.split("-")[0]
+        if service == "engine" or (name.endswith("-metrics") and service in ("rollout", "reward", "trainer")):
             found.setdefault(service, []).append(f"{LOOPBACK}:{port}")
     return found
 
