@@ -18,6 +18,7 @@ from services.coordinator.directory import Directory
 from services.coordinator.host import RunHost
 from services.coordinator.runs import RunReader
 from sluice.errors import ConfigError, SluiceError
+from sluice.service import run_service
 from sluice.telemetry import configure_logging, get_logger
 from sluice.transport.nats import Bus, StreamLimits
 
@@ -33,7 +34,8 @@ async def serve(config: CoordinatorConfig) -> None:
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(directory, config.api_token),
-            log_level="warning",
+            log_config=None,
+            access_log=False,
             timeout_graceful_shutdown=3,
         )
     )
@@ -70,19 +72,17 @@ async def _stop_signal() -> None:
     await stop.wait()
 
 
-def main() -> int:
-    try:
-        config = CoordinatorConfig.from_environment(os.environ)
-        check_host(config.api_host, config.api_token)
-        configure_logging(config.log_level)
-        asyncio.run(serve(config))
-    except ConfigError as error:
-        print(f"sluice-coordinator: {error}", file=sys.stderr)
-        return 2
-    except SluiceError as error:
-        print(f"sluice-coordinator: {error}", file=sys.stderr)
-        return 1
+def _run() -> int:
+    config = CoordinatorConfig.from_environment(os.environ)
+    check_host(config.api_host, config.api_token)
+    configure_logging(config.log_level, service="coordinator")
+    asyncio.run(serve(config))
     return 0
+
+
+def main() -> int:
+    """Run a coordinator; the exit code is 2 for a fault of configuration and 1 for any other failure."""
+    return run_service("coordinator", _run)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sluice.environment import read_settings
+from sluice.environment import LogLevel, NatsUrl, RedisUrl, read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "allow_remote_code": "SLUICE_ALLOW_REMOTE_CODE",
     "log_level": "SLUICE_LOG_LEVEL",
 }
+SECRETS, URLS = ("api_token",), ("nats_url", "redis_url")
 
 
 class CoordinatorConfig(BaseModel):
@@ -29,9 +30,11 @@ class CoordinatorConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
+    nats_url: NatsUrl = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
     nats_deadline_seconds: float = Field(60, gt=0, description="Longest time until NATS has stored a message.")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis-protocol server for live status; may vanish.")
+    redis_url: RedisUrl = Field(
+        "redis://127.0.0.1:6379/0", description="Redis-protocol server for live status; may vanish."
+    )
     api_host: str = Field("127.0.0.1", description="Address of the REST API; others than loopback need a token.")
     api_port: int = Field(8080, ge=0, le=65535, description="Port of the REST API.")
     api_token: str | None = Field(None, min_length=1, description="Bearer token that callers must present.")
@@ -39,7 +42,7 @@ class CoordinatorConfig(BaseModel):
     stream_replicas: int = Field(1, ge=1, le=5, description="JetStream replicas of each stream.")
     rollouts_bytes: int = Field(8 << 30, ge=1 << 20, description="Room of the ROLLOUTS stream.")
     allow_remote_code: bool = Field(False, description="Allow runs to ask for model.trust_remote_code.")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Lowest level that is logged.")
+    log_level: LogLevel = Field("info", description="Lowest level that is logged.")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -48,4 +51,4 @@ class CoordinatorConfig(BaseModel):
         Raises:
             ConfigError: one line `NAME=value: what is wrong`.
         """
-        return read_settings(cls, ENVIRONMENT, environ, {"api_token"})
+        return read_settings(cls, ENVIRONMENT, environ, secrets=SECRETS, urls=URLS)

@@ -9,32 +9,30 @@ import signal
 import sys
 from pathlib import Path
 
-from services.reward.config import RewardSettings, read_settings
+from services.reward.config import RewardSettings
 from services.reward.offline import score_file
 from services.reward.pool import Pool
 from services.reward.routing import Routes
 from services.reward.server import RewardServer, RewardServicer
-from sluice.errors import ConfigError, SluiceError
+from sluice.errors import ConfigError
+from sluice.service import run_service
 from sluice.telemetry import Logger, configure_logging, get_logger, serve_metrics
 
 WATCH_SECONDS = 1.0
 
 
 def main() -> int:
-    """Run the command; the exit status is 2 for a fault of configuration or input and 1 for any other failure."""
+    """Run the command; the exit code is 2 for a fault of configuration or input and 1 for any other failure."""
     arguments = _parser().parse_args()
-    try:
-        settings = read_settings(os.environ)
-        configure_logging(settings.log_level)
-        if arguments.command == "verify":
-            return asyncio.run(score_file(arguments.file, arguments.verifier, arguments.out, settings))
-        return asyncio.run(serve(settings))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except SluiceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run_service("reward", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    settings = RewardSettings.from_environment(os.environ)
+    configure_logging(settings.log_level, service="reward")
+    if arguments.command == "verify":
+        return asyncio.run(score_file(arguments.file, arguments.verifier, arguments.out, settings))
+    return asyncio.run(serve(settings))
 
 
 async def serve(settings: RewardSettings) -> int:
@@ -43,12 +41,17 @@ async def serve(settings: RewardSettings) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     log = get_logger("reward")
-    pool = Pool(settings.pool)
-    probes = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: pool.ready and not stop.is_set())
+    pool, listening = Pool(settings.pool), asyncio.Event()
+    probes = serve_metrics(
+        settings.metrics_port,
+        settings.metrics_host,
+        lambda: pool.ready and listening.is_set() and not stop.is_set(),
+    )
     try:
         await pool.start()
         server = RewardServer(RewardServicer(pool, Routes(pool.labels, settings.routes), settings.pool))
         await _listen(server, settings.bind)
+        listening.set()
         host = settings.bind.rpartition(":")[0]
         log.info("serving", address=f"{host}:{server.port}", metrics_port=probes.port, verifiers=pool.labels)
         await _watch(server, pool, stop)
@@ -63,8 +66,10 @@ async def serve(settings: RewardSettings) -> int:
 async def _listen(server: RewardServer, bind: str) -> None:
     try:
         await server.start(bind)
-    except RuntimeError as error:  # what gRPC raises when it cannot bind
-        raise ConfigError(f"SLUICE_REWARD_BIND={bind}: {error}") from None
+    except RuntimeError:  # what gRPC raises when it cannot bind; why is in its own words for its own developers
+        raise ConfigError(
+            f"SLUICE_REWARD_BIND={bind}: the address is in use or not one of this host; choose another"
+        ) from None
 
 
 async def _watch(server: RewardServer, pool: Pool, stop: asyncio.Event) -> None:

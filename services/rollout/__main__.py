@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nats
 
+from services.rollout import metrics
 from services.rollout.config import WorkerConfig
 from services.rollout.engine import Engine
 from services.rollout.engine_process import EngineProcess
@@ -18,23 +19,23 @@ from services.rollout.loop import Settings, Worker
 from services.rollout.presence import LiveStatus
 from services.rollout.run import RunFinder
 from sluice.cancellation import end_tasks
-from sluice.errors import ConfigError, SluiceError
+from sluice.run_series import watch_disk
+from sluice.service import run_service
+from sluice.storage import check_writable
 from sluice.telemetry import Logger, configure_logging, get_logger, instance_name, serve_metrics
 from sluice.transport.nats import Bus
 
 
 def main() -> int:
-    """Run a worker; the exit status is 2 for a fault of configuration and 1 for any other failure."""
-    try:
-        config = WorkerConfig.from_environment(os.environ)
-        configure_logging(config.log_level)
-        asyncio.run(_run(config))
-    except ConfigError as error:
-        print(f"sluice-rollout: {error}", file=sys.stderr)
-        return 2
-    except (SluiceError, TimeoutError, nats.errors.Error) as error:
-        print(f"sluice-rollout: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    """Run a worker; the exit code is 2 for a fault of configuration and 1 for any other failure."""
+    return run_service("rollout", _start, failures=(TimeoutError, nats.errors.Error))
+
+
+def _start() -> int:
+    config = WorkerConfig.from_environment(os.environ)
+    configure_logging(config.log_level, service="rollout")
+    check_writable(config.cache_dir, "SLUICE_CACHE_DIR")
+    asyncio.run(_run(config))
     return 0
 
 
@@ -42,6 +43,8 @@ async def _run(config: WorkerConfig) -> None:
     name = config.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", instance_name("rollout"))
     log = get_logger("rollout").bind(worker=name)
     bus = await Bus.connect(config.nats_url, name, config.nats_deadline_seconds)
+    bus.count_retry = metrics.NATS_RETRIES.inc
+    watch_disk(metrics.DISK_FREE, metrics.DISK_SIZE, config.cache_dir)
     await bus.ensure_streams()
     stop = asyncio.Event()  # until here there is nothing to hand back, and a signal may end the process as it is
     for signum in (signal.SIGTERM, signal.SIGINT):

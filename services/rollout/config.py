@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from sluice.environment import read_settings
+from sluice.environment import Address, LogLevel, NatsUrl, RedisUrl, read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -28,7 +29,7 @@ ENVIRONMENT = {
     "metrics_port": "SLUICE_METRICS_PORT",
     "log_level": "SLUICE_LOG_LEVEL",
 }
-SECRETS = ("engine_api_key", "engine_admin_api_key")
+SECRETS, URLS = ("engine_api_key", "engine_admin_api_key"), ("nats_url", "redis_url")
 
 
 def _addresses(value: object) -> object:
@@ -39,23 +40,31 @@ def _words(value: object) -> object:
     return shlex.split(value) if isinstance(value, str) else value
 
 
+def _engine_url(value: str) -> str:
+    if not re.fullmatch(r"https?://[^/ ]+", value):
+        raise ValueError("must be of the form http://HOST:PORT, without a path")
+    return value
+
+
 class WorkerConfig(BaseModel):
     """Deployment settings; `ENVIRONMENT` names the variable of each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
+    nats_url: NatsUrl = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
     nats_deadline_seconds: float = Field(60, gt=0, description="Longest time until NATS has stored a message.")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis-protocol server for live status; may vanish.")
-    engine_url: str = Field(
-        "http://127.0.0.1:30000", pattern=r"^https?://[^/ ]+$", description="The engine: SGLang, or the CPU engine."
+    redis_url: RedisUrl = Field(
+        "redis://127.0.0.1:6379/0", description="Redis-protocol server for live status; may vanish."
+    )
+    engine_url: Annotated[str, AfterValidator(_engine_url)] = Field(
+        "http://127.0.0.1:30000", description="The engine: SGLang, or the CPU engine."
     )
     engine_api_key: str | None = Field(None, min_length=1, description="The engine's --api-key.")
     engine_admin_api_key: str | None = Field(None, min_length=1, description="The engine's --admin-api-key.")
     engine_command: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
         (), description="Command line that serves at engine_url: started, restarted and stopped with the worker."
     )
-    reward_addresses: Annotated[tuple[str, ...], BeforeValidator(_addresses)] = Field(
+    reward_addresses: Annotated[tuple[Address, ...], BeforeValidator(_addresses)] = Field(
         ("127.0.0.1:50051",), min_length=1, description="host:port of each reward replica, separated by commas."
     )
     cache_dir: Path = Field(
@@ -68,7 +77,7 @@ class WorkerConfig(BaseModel):
     )
     metrics_host: str = Field("127.0.0.1", description="Address of metrics and probes.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of metrics and probes; 0 takes a free one.")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Lowest level that is logged.")
+    log_level: LogLevel = Field("info", description="Lowest level that is logged.")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -77,4 +86,4 @@ class WorkerConfig(BaseModel):
         Raises:
             ConfigError: one line `NAME=value: what is wrong`.
         """
-        return read_settings(cls, ENVIRONMENT, environ, SECRETS)
+        return read_settings(cls, ENVIRONMENT, environ, secrets=SECRETS, urls=URLS)

@@ -8,20 +8,22 @@ import sys
 from types import FrameType
 
 from services.trainer.config import TrainerSettings
-from sluice.errors import ConfigError
+from sluice.service import run_service
+from sluice.storage import check_writable
 from sluice.telemetry import configure_logging, get_logger
-
-EXIT_CONFIG = 2
 
 
 def main() -> int:
-    try:
-        settings = TrainerSettings.from_environment(os.environ)
-    except ConfigError as error:
-        print(f"sluice-trainer: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    configure_logging(settings.log_level)
+    """Run a rank; the exit codes are those of docs/operations.md."""
+    return run_service("trainer", _run)
+
+
+def _run() -> int:
+    settings = TrainerSettings.from_environment(os.environ)
+    configure_logging(settings.log_level, service="trainer")
     signal.signal(signal.SIGTERM, _terminate)
+    if settings.rank == 0:
+        check_writable(settings.data_dir, "SLUICE_DATA_DIR")
     # DeepSpeed's `env://` rendezvous reads these, so a lone rank needs no variables at all.
     for name in ("rank", "world_size", "local_rank", "master_addr", "master_port"):
         os.environ[name.upper()] = str(getattr(settings, name))

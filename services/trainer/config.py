@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sluice.environment import read_settings
+from sluice.environment import Address, LogLevel, NatsUrl, read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -30,6 +30,7 @@ ENVIRONMENT = {
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
 }
+URLS = ("nats_url",)
 
 
 class TrainerSettings(BaseModel):
@@ -37,19 +38,19 @@ class TrainerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
+    nats_url: NatsUrl = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
     nats_deadline_seconds: float = Field(60, gt=0, description="Longest time until NATS has answered.")
     data_dir: Path = Field(Path("artifacts/data"), description="Folder of weights and checkpoints; all ranks see it.")
     lease_seconds: float = Field(10, ge=1, description="A silent holder loses its lease after this long.")
     metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Their port; 0 takes a free one.")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Lowest level that is logged.")
+    log_level: LogLevel = Field("info", description="Lowest level that is logged.")
     allow_remote_code: bool = Field(False, description="Allow runs to ask for model.trust_remote_code.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: a GPU when there is one.")
     threads: int = Field(1, ge=1, description="Torch threads of a rank on a CPU; never more than free cores.")
     collective_seconds: float = Field(1800, gt=0, description="Longest time that ranks wait for one another.")
-    weights_bind: str = Field("127.0.0.1:50061", pattern=r".+:\d+", description="Where weights are served over gRPC.")
-    weights_advertise: str | None = Field(None, description="How workers reach that; unset: as bound.")
+    weights_bind: Address = Field("127.0.0.1:50061", description="Where weights are served over gRPC.")
+    weights_advertise: Address | None = Field(None, description="How workers reach that; unset: as bound.")
     rank: int = Field(0, ge=0, description="This process among all ranks; torchrun sets it.")
     world_size: int = Field(1, ge=1, description="Number of ranks.")
     local_rank: int = Field(0, ge=0, description="This process among the ranks of its host: names its GPU.")
@@ -69,7 +70,7 @@ class TrainerSettings(BaseModel):
         Raises:
             ConfigError: one line `NAME=value: what is wrong`.
         """
-        return read_settings(cls, ENVIRONMENT, environ)
+        return read_settings(cls, ENVIRONMENT, environ, urls=URLS)
 
     @property
     def weights_dir(self) -> Path:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from sluice.config.run import RunSpec
 from sluice.errors import ConfigError
+from sluice.faults import in_plain_words
 
 
 def parse_run_spec(fields: dict[str, Any]) -> RunSpec:
@@ -41,9 +42,9 @@ def load_run_spec(path: Path) -> RunSpec:
 
 def _fault(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
-    message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"{field}: no such field; see docs/configuration.md for the list"
+    words = in_plain_words(error)
     if error["type"] == "missing":
-        return f"{field}: is required"
-    return f"{field} = {error['input']!r}: {message}" if field else message
+        return f"{field}: {words}"
+    return f"{field} = {error['input']!r}: {words}" if field else words

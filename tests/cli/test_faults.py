@@ -29,7 +29,7 @@ CASES = {
     ),
     "an override out of range": (
         ["run", "configs/tiny.toml", "--set", "optim.lr=-1"],
-        "optim.lr = -1: Input should be greater than 0",
+        "optim.lr = -1: must be above 0",
     ),
     "no stack": (["runs", "--at", "no-such-stack"], "no stack called 'no-such-stack' runs in this folder"),
     "a model that is not there": (

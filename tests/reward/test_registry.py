@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.reward.config import read_settings
+from services.reward.config import RewardSettings
 from services.reward.routing import Routes
 from services.reward.verifiers.outcome import Outcome, to_outcome
 from services.reward.verifiers.registry import BUILT_IN, load_verifiers
@@ -102,7 +102,7 @@ def test_another_result_is_refused_and_never_taken_as_a_zero(value: object) -> N
 
 
 def test_settings_come_from_the_environment_and_faults_name_the_variable() -> None:
-    settings = read_settings(
+    settings = RewardSettings.from_environment(
         {
             "SLUICE_REWARD_VERIFIERS": "a=m:f, b=m:g",
             "SLUICE_REWARD_ROUTES": "x=y=exact,aime*=gsm8k",
@@ -113,5 +113,5 @@ def test_settings_come_from_the_environment_and_faults_name_the_variable() -> No
     assert settings.routes == {"x=y": "exact", "aime*": "gsm8k"}
     assert settings.workers >= 1
     for name, value in {"TIMEOUT_SECONDS": "0", "MEMORY_BYTES": "1", "BIND": "nowhere", "ROUTES": "x"}.items():
-        with pytest.raises(ConfigError, match=f"SLUICE_REWARD_{name}='{value}'"):
-            read_settings({f"SLUICE_REWARD_{name}": value})
+        with pytest.raises(ConfigError, match=f"SLUICE_REWARD_{name}={value}: "):
+            RewardSettings.from_environment({f"SLUICE_REWARD_{name}": value})

@@ -1,0 +1,48 @@
+"""What is wrong with a value, in words of people instead of those of the validating library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "is no known field",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be one of {expected}",
+    "enum": "must be one of {expected}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_pattern_mismatch": "must match {pattern}",
+    "int_from_float": "must be a whole number",
+    "value_error": "{error}",
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text in quotes",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a table",
+    "model": "a table",
+    "path": "a path",
+}
+"""By the first word of an error's type, such as int_parsing or tuple_type."""
+
+
+def in_plain_words(error: Mapping[str, Any]) -> str:
+    """One error of a pydantic ValidationError as the end of a sentence that begins with the field's name and value."""
+    kind = str(error["type"])
+    if kind in _WORDS:
+        return _WORDS[kind].format(**error.get("ctx", {}))
+    name, _, what = kind.partition("_")
+    if name in _KINDS and what in ("type", "parsing", "parsing_size", "unicode", "attributes_type"):
+        return f"must be {_KINDS[name]}"
+    return str(error["msg"])
