@@ -22,6 +22,7 @@ from typing import Any
 from bench.harness import Measured, Report, Side, figures_of, ratio, run_benchmark, services, take_turns
 from bench.processes import cpu_seconds
 from sluice.local.stack import StackOptions
+from sluice.packed import LogProbs, TokenIds
 from sluice.transport.nats import Bus
 from sluice.transport.queues import PARALLEL_FETCHES, fetch_rollouts, store_rollout
 from sluice.types import FinishReason, PolicyVersion, Rollout, VersionSpan
@@ -93,9 +94,9 @@ def _rollout(numbers: random.Random, n: int, i: int, tokens: int) -> Rollout:
         n=n,
         attempt="bench",
         i=i,
-        prompt_token_ids=tuple(numbers.choices(range(VOCABULARY), k=64)),
-        token_ids=tuple(numbers.choices(range(VOCABULARY), k=tokens)),
-        logprobs=tuple(-numbers.expovariate(1.0) for _ in range(tokens)),
+        prompt_token_ids=TokenIds(numbers.choices(range(VOCABULARY), k=64)),
+        token_ids=TokenIds(numbers.choices(range(VOCABULARY), k=tokens)),
+        logprobs=LogProbs(-numbers.expovariate(1.0) for _ in range(tokens)),
         finish_reason=FinishReason.STOP,
         spans=(VersionSpan(PolicyVersion(0, 1), 0, tokens),),
     )

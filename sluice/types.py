@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sluice.packed import LogProbs, TokenIds
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyVersion:
@@ -103,9 +105,9 @@ class Rollout:
     n: int
     attempt: str
     i: int
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    prompt_token_ids: TokenIds
+    token_ids: TokenIds
+    logprobs: LogProbs
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.errors import PermanentError, TransientError
+from sluice.packed import LogProbs, TokenIds
 from sluice.types import FinishReason, PolicyVersion, VersionSpan, spans_cover
 
 
@@ -29,8 +30,8 @@ class ForeignWeightsError(TransientError):
 class Completion:
     """One response: [T] tokens, their log-probs in nats under the sampling temperature, and who sampled them."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: TokenIds
+    logprobs: LogProbs
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
     version: PolicyVersion
@@ -58,20 +59,20 @@ def read_completions(answer: Any, count: int) -> list[Completion]:
         raise EngineRefusedError(f"engine answered {len(samples)} samples, asked for {count}")
     try:
         return [_read(sample) for sample in samples]
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, OverflowError) as error:
         raise EngineRefusedError(f"engine answer lacks what a rollout needs: {error!r}") from None
 
 
 def _read(sample: dict[str, Any]) -> Completion:
     meta = sample["meta_info"]
     reason = _finish_reason(meta["finish_reason"])
-    tokens = tuple(int(token) for token in sample["output_ids"])
+    tokens = TokenIds(sample["output_ids"])
     entries = meta.get("output_token_logprobs") or []
-    if [int(entry[1]) for entry in entries] != list(tokens):
+    if TokenIds([entry[1] for entry in entries]) != tokens:
         raise EngineRefusedError(
             f"engine answered {len(tokens)} tokens with log-probs of {len(entries)} tokens; they must be the same ones"
         )
-    logprobs = tuple(float(entry[0]) for entry in entries)
+    logprobs = LogProbs([entry[0] for entry in entries])
     return Completion(tokens, logprobs, reason, _spans(meta, len(tokens)), _version(meta["weight_version"]))
 
 

@@ -24,6 +24,7 @@ from services.rollout.scoring import ResponseText, Scorer, judge
 from services.rollout.weight_sync import WeightSync
 from sluice.cancellation import end_tasks
 from sluice.errors import TransientError, WaitTimeoutError
+from sluice.packed import TokenIds
 from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollout
 from sluice.types import Group, GroupStatus, Prompt, Rollout, RolloutSummary
 
@@ -111,7 +112,8 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
     judged = await judge(bench.run.spec, prompt, completions, bench.text, bench.scorer)
     summaries = judged.summaries
     if judged.keep:
-        rollouts = [_rollout(prompt, attempt, i, completion) for i, completion in enumerate(completions)]
+        shared = TokenIds(prompt.token_ids)
+        rollouts = [_rollout(prompt, shared, attempt, i, completion) for i, completion in enumerate(completions)]
         pairs = zip(rollouts, summaries, strict=True)
         summaries = tuple(await asyncio.gather(*(_store(bench, rollout, summary) for rollout, summary in pairs)))
     return Group(
@@ -162,13 +164,13 @@ def _check_versions(prompt: Prompt, completions: list[Completion]) -> None:
         )
 
 
-def _rollout(prompt: Prompt, attempt: str, i: int, completion: Completion) -> Rollout:
+def _rollout(prompt: Prompt, token_ids: TokenIds, attempt: str, i: int, completion: Completion) -> Rollout:
     return Rollout(
         run_id=prompt.run_id,
         n=prompt.n,
         attempt=attempt,
         i=i,
-        prompt_token_ids=prompt.token_ids,
+        prompt_token_ids=token_ids,
         token_ids=completion.token_ids,
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,

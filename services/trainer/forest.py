@@ -22,18 +22,18 @@ BoolArray = NDArray[np.bool_]
 class Response:
     """What training needs of one rollout with at least one response token."""
 
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    behaviour: tuple[float, ...]
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    behaviour: Sequence[float]
     """Behaviour log-prob (nats) of each token."""
     advantage: float
-    weight: float
-    """What each token loss is multiplied by before the sum (aggregation, times the ranks that are averaged)."""
+    group: int
+    """Issue number."""
 
     @property
-    def inputs(self) -> tuple[int, ...]:
+    def inputs(self) -> IntArray:
         """The tokens a model must read to predict every response token."""
-        return self.prompt + self.tokens[:-1]
+        return np.concatenate([np.asarray(self.prompt, np.int64), np.asarray(self.tokens, np.int64)[:-1]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,11 @@ def grow_forest(responses: Sequence[Response], share: bool = True) -> Forest:
 
     In lexicographic order a sequence has its longest common beginning with its predecessor, so one pass is enough.
     """
-    inputs = [np.asarray(r.inputs, dtype=np.int64) for r in responses]
-    order = sorted(range(len(responses)), key=lambda i: responses[i].inputs) if share else range(len(responses))
+    inputs = [r.inputs for r in responses]
+    # Big-endian bytes of numbers that are never negative are in the order of the numbers.
+    order = (
+        sorted(range(len(responses)), key=lambda i: inputs[i].astype(">i8").tobytes()) if share else range(len(inputs))
+    )
     tokens: list[IntArray] = []
     positions: list[IntArray] = []
     branches: list[Branch] = []

@@ -126,15 +126,22 @@ def _decode(payload: bytes) -> Rollout | None:
     return rollout
 
 
+def _lengths(rollout: Rollout) -> tuple[float, float]:
+    """Response tokens and log-probs: counted in format 1, four bytes each in format 2."""
+    if rollout.format == 1:
+        return len(rollout.token_ids), len(rollout.logprobs)
+    return len(rollout.token_planes) / 4, len(rollout.packed_logprobs) / 4
+
+
 def _differences(rollout: Rollout, summary: RolloutSummary) -> Iterator[str]:
-    tokens = len(rollout.token_ids)
-    if len(rollout.logprobs) != tokens or summary.length != tokens:
-        yield f"{tokens} tokens, {len(rollout.logprobs)} log-probs, its group says {summary.length}"
+    tokens, logprobs = _lengths(rollout)
+    if logprobs != tokens or summary.length != tokens:
+        yield f"{tokens:g} tokens, {logprobs:g} log-probs, its group says {summary.length}"
     if rollout.finish_reason != summary.finish_reason:
         yield f"it ended by {rollout.finish_reason}, its group says {summary.finish_reason}"
     borders = [0, *(s.end for s in rollout.spans)]
     if [s.start for s in rollout.spans] != borders[:-1] or borders[-1] != tokens or borders != sorted(borders):
-        yield f"its version spans do not cover its {tokens} tokens"
+        yield f"its version spans do not cover its {tokens:g} tokens"
     versions = [(s.version.number, s.version.lineage) for s in rollout.spans if s.end > s.start]
     named = [(v.number, v.lineage) for v in (summary.oldest_version, summary.newest_version)]
     if versions and [min(versions), max(versions)] != named:

@@ -13,6 +13,7 @@ from typing import Any
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.rules import QueueRules
 from sluice.config import RunSpec, parse_run_spec
+from sluice.packed import LogProbs, TokenIds
 from sluice.transport.nats import Bus
 from sluice.types import (
     Batch,
@@ -165,13 +166,13 @@ class World:
     def make_rollout(self, n: int, attempt: str, i: int) -> Rollout:
         """Random tokens, the first half of the version at issue or later, the rest of the newest one."""
         length = self.random.randint(2, 8)
-        tokens = tuple(self.random.randrange(100) for _ in range(length))
+        tokens = TokenIds(self.random.randrange(100) for _ in range(length))
         newest = max(self.versions())
         oldest = self.random.choice([v for v in self.versions() if v.number >= self.issue_version(n)])
         half = length // 2
         spans = (VersionSpan(oldest, 0, half), VersionSpan(newest, half, length))
-        logprobs = tuple(-0.5 for _ in tokens)
-        return Rollout(self.run_id, n, attempt, i, (1, 2, 3), tokens, logprobs, FinishReason.STOP, spans)
+        logprobs = LogProbs([-0.5] * length)
+        return Rollout(self.run_id, n, attempt, i, TokenIds((1, 2, 3)), tokens, logprobs, FinishReason.STOP, spans)
 
     def store_rollout(self, rollout: Rollout) -> int:
         self.rollouts[self.next_rollout] = encode_rollout(rollout)

@@ -20,6 +20,7 @@ from services.rollout.completion import (
 from services.rollout.engine import Engine, EngineLimits
 from services.rollout.run import RunUnfitError
 from sluice.errors import ConfigError, WaitTimeoutError
+from sluice.packed import LogProbs, TokenIds
 from sluice.types import FinishReason, PolicyVersion, Prompt, Sampling, VersionSpan
 from tests.rollout.sglang import SglangServer, sample, stopped
 
@@ -88,8 +89,8 @@ async def test_one_request_asks_for_the_whole_group_and_names_every_sampling_fie
             "sampling_seed": 11,
         },
     }
-    assert [completion.token_ids for completion in completions] == [(7, 3), (7, 3)]
-    assert completions[0].logprobs == (-0.5, -0.51)
+    assert [tuple(completion.token_ids) for completion in completions] == [(7, 3), (7, 3)]
+    assert completions[0].logprobs == LogProbs([-0.5, -0.51])
     assert completions[0].spans == (VersionSpan(V0, 0, 2),)
 
 
@@ -170,7 +171,7 @@ def test_weights_that_changed_under_a_request_leave_spans_and_neighbours_of_one_
 
 def test_a_response_without_tokens_is_a_rollout_of_the_version_that_was_served() -> None:
     completion = read_completions(sample([], [], {"type": "stop", "matched": 1}, weight_version="v1.1"), 1)[0]
-    assert (completion.token_ids, completion.spans, completion.oldest_version) == ((), (), V1)
+    assert (completion.token_ids, completion.spans, completion.oldest_version) == (TokenIds(), (), V1)
 
 
 def test_a_response_that_was_cut_says_length() -> None:

@@ -33,7 +33,7 @@ async def test_a_prompt_becomes_a_group_whose_rollouts_are_stored_under_the_hash
     for i, summary in enumerate(group.rollouts):
         rollout = await fetch_rollout(stage.bus, summary.sequences, summary.content_hash)
         assert (rollout.n, rollout.attempt, rollout.i) == (0, group.attempt, i)
-        assert rollout.prompt_token_ids == stage.prompt(0).token_ids
+        assert tuple(rollout.prompt_token_ids) == stage.prompt(0).token_ids
         assert len(rollout.token_ids) == len(rollout.logprobs) == summary.length > 0
         assert all(logprob <= 0 for logprob in rollout.logprobs)
         assert {span.version for span in rollout.spans} == {PolicyVersion(0, 1)}

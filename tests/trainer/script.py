@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.config import RunSpec, parse_run_spec
+from sluice.packed import LogProbs, TokenIds
 from sluice.transport.log import FencedLog, last_sequence, ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import Stored, store_group, store_rollout
@@ -65,9 +66,9 @@ def make_rollouts(n: int, rng: random.Random, lengths: list[int] | None = None) 
             n=n,
             attempt=f"attempt-{n}",
             i=i,
-            prompt_token_ids=prompt,
-            token_ids=answer,
-            logprobs=tuple(-rng.random() * 3 for _ in answer),
+            prompt_token_ids=TokenIds(prompt),
+            token_ids=TokenIds(answer),
+            logprobs=LogProbs(-rng.random() * 3 for _ in answer),
             finish_reason=FinishReason.STOP,
             spans=(VersionSpan(PolicyVersion(0, 1), 0, len(answer)),) if answer else (),
         )
@@ -154,7 +155,7 @@ class Script:
         await self.ledger.append(Issue(n, 1, 0, NO_FLOORS))
         rollouts = make_rollouts(n, self.rng, lengths)
         if behaviour is not None:
-            rollouts = [replace(r, logprobs=(behaviour,) * len(r.token_ids)) for r in rollouts]
+            rollouts = [replace(r, logprobs=LogProbs([behaviour] * len(r.token_ids))) for r in rollouts]
         self.rollouts[n] = rollouts
         stored = [await store_rollout(self.bus, rollout) for rollout in rollouts]
         if swap:

@@ -12,7 +12,8 @@ from services.trainer.trainer import learning_rate
 from sluice.algorithms.aggregation import Denominators
 from sluice.config import OptimConfig, RunSpec
 from sluice.errors import WireError
-from sluice.types import BatchGroup, RolloutSummary
+from sluice.packed import LogProbs, TokenIds
+from sluice.types import BatchGroup, Rollout, RolloutSummary
 from tests.trainer.script import make_batch, make_spec
 
 
@@ -52,6 +53,11 @@ def test_every_group_has_one_rank_and_no_rank_is_ahead_by_more_than_one_group(le
     assert max(loads) - min(loads) <= max(lengths)
 
 
+def longer(rollout: Rollout) -> Rollout:
+    tokens, logprobs = TokenIds([*rollout.token_ids, 3]), LogProbs([*rollout.logprobs, -1.0])
+    return replace(rollout, token_ids=tokens, logprobs=logprobs)
+
+
 def test_rollouts_that_are_not_the_ones_of_the_record_are_refused(spec: RunSpec) -> None:
     batch, rollouts = make_batch(spec)
     group, found = batch.groups[1], rollouts[1]
@@ -60,7 +66,7 @@ def test_rollouts_that_are_not_the_ones_of_the_record_are_refused(spec: RunSpec)
     for wrong in (
         [found[1], found[0], *found[2:]],
         [replace(found[0], attempt="another"), *found[1:]],
-        [replace(found[0], token_ids=(*found[0].token_ids, 3), logprobs=(*found[0].logprobs, -1.0)), *found[1:]],
+        [longer(found[0]), *found[1:]],
     ):
         with pytest.raises(WireError, match="group 1 names rollout 1/attempt-1/0"):
             make_responses(group, wrong, totals, spec, ranks=1)

@@ -66,7 +66,7 @@ def test_a_shared_forest_has_one_node_for_each_distinct_beginning(
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> None:
     responses = [response(*pair) for pair in pairs]
-    distinct = {r.inputs[:end] for r in responses for end in range(1, len(r.inputs) + 1)}
+    distinct = {tuple(r.inputs[:end]) for r in responses for end in range(1, len(r.inputs) + 1)}
     assert len(grow_forest(responses)) == len(distinct)
 
 

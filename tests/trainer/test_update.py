@@ -40,13 +40,13 @@ def reference(spec: RunSpec) -> dict[str, Tensor]:
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         logps = padded_log_probs(model, rollouts[group.n], spec.rollout.temperature)
         for rollout, advantage, logp in zip(rollouts[group.n], advantages, logps, strict=True):
-            loss = loss + token_losses(spec, logp, torch.tensor(rollout.logprobs), float(advantage)).sum() / total
+            loss = loss + token_losses(spec, logp, torch.tensor(list(rollout.logprobs)), float(advantage)).sum() / total
     named = dict(model.named_parameters())
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
 def padded_log_probs(model: Any, rollouts: list[Rollout], temperature: float) -> list[Tensor]:
-    rows = [r.prompt_token_ids + r.token_ids for r in rollouts]
+    rows = [(*r.prompt_token_ids, *r.token_ids) for r in rollouts]
     width = max(map(len, rows))
     ids = torch.tensor([row + (0,) * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from sluice.errors import WireError
+from sluice.packed import LogProbs, TokenIds
 from sluice.transport.nats import Bus, StreamLimits
 from sluice.transport.queues import (
     PromptQueue,
@@ -38,8 +39,8 @@ def prompt(n: int, run_id: str = "run") -> Prompt:
 
 def rollout(n: int, attempt: str, i: int, tokens: int = 4) -> Rollout:
     span = VersionSpan(PolicyVersion(0, 1), 0, tokens)
-    ids, logprobs = tuple(range(tokens)), tuple(-0.5 for _ in range(tokens))
-    return Rollout("run", n, attempt, i, (1, 2), ids, logprobs, FinishReason.STOP, (span,) if tokens else ())
+    ids, logprobs = TokenIds(range(tokens)), LogProbs([-0.5] * tokens)
+    return Rollout("run", n, attempt, i, TokenIds((1, 2)), ids, logprobs, FinishReason.STOP, (span,) if tokens else ())
 
 
 def group(n: int, attempt: str) -> Group:
@@ -88,10 +89,9 @@ async def test_a_rollout_over_a_mebibyte_is_split_and_comes_back_whole(bus: Bus)
     # Distinct log-probs, so that compression cannot make it small.
     tokens = 400_000
     span = VersionSpan(PolicyVersion(0, 1), 0, tokens)
-    logprobs = tuple(-(((i * 2654435761) % 2**24) / 2**24) for i in range(tokens))
-    big = Rollout(
-        "run", 0, "a", 0, (1,), tuple(i % 50_000 for i in range(tokens)), logprobs, FinishReason.LENGTH, (span,)
-    )
+    ids = TokenIds(i % 50_000 for i in range(tokens))
+    logprobs = LogProbs(-(((i * 2654435761) % 2**24) / 2**24) for i in range(tokens))
+    big = Rollout("run", 0, "a", 0, TokenIds([1]), ids, logprobs, FinishReason.LENGTH, (span,))
     stored = await store_rollout(bus, big)
     assert len(stored.sequences) > 1
     assert (await fetch_rollout(bus, stored.sequences, stored.content_hash)) == big

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from sluice.packed import LogProbs, TokenIds
 from sluice.types import (
     Batch,
     BatchGroup,
@@ -61,20 +62,19 @@ prompts = st.builds(
 
 
 @st.composite
-def rollouts(draw: st.DrawFn) -> Rollout:
+def rollouts(draw: st.DrawFn, max_i: int = 2**32 - 1) -> Rollout:
     """Any tokens under any number of neighbouring spans, empty ones included."""
-    token_ids = draw(tokens)
-    logprobs = draw(
-        st.lists(st.floats(width=32, allow_nan=False), min_size=len(token_ids), max_size=len(token_ids)).map(tuple)
-    )
+    token_ids = draw(tokens.map(TokenIds))
+    count = len(token_ids)
+    logprobs = draw(st.lists(st.floats(width=32), min_size=count, max_size=count).map(LogProbs))
     cuts = [*sorted(draw(st.lists(st.integers(0, len(token_ids)), max_size=3))), len(token_ids)]
     spans = tuple(VersionSpan(draw(versions), start, end) for start, end in zip([0, *cuts], cuts, strict=False))
     return Rollout(
         draw(text),
         draw(uint64),
         draw(text),
-        draw(uint32),
-        draw(tokens),
+        draw(st.integers(0, max_i)),
+        draw(tokens.map(TokenIds)),
         token_ids,
         logprobs,
         draw(st.sampled_from(FinishReason)),

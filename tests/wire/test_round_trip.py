@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -110,9 +111,9 @@ def wire_rollout(**changes: Any) -> rollouts_pb2.Rollout:
     version = rollouts_pb2.PolicyVersion(number=1, lineage=1)
     span = rollouts_pb2.VersionSpan(version=version, start=0, end=2)
     whole: dict[str, Any] = {
-        "format": 1,
-        "token_ids": [1, 2],
-        "logprobs": [-1.0, -2.0],
+        "format": 2,
+        "token_planes": bytes([1, 2, 0, 0, 0, 0, 0, 0]),
+        "packed_logprobs": struct.pack("<2f", -1.0, -2.0),
         "finish_reason": "stop",
         "spans": [span],
     }
@@ -126,7 +127,11 @@ def spans(*borders: tuple[int, int]) -> list[rollouts_pb2.VersionSpan]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"logprobs": [-1.0]}, "2 tokens but 1 log-probs"),
+        ({"packed_logprobs": bytes(4)}, "2 tokens but 1 log-probs"),
+        ({"packed_logprobs": bytes(7)}, "7 bytes are no whole number of 4-byte numbers"),
+        ({"token_planes": bytes(9)}, "9 bytes are no whole number of 4-byte numbers"),
+        ({"prompt_token_planes": bytes(2)}, "2 bytes are no whole number of 4-byte numbers"),
+        ({"format": 1, "token_ids": [1, 2], "logprobs": [-1.0]}, "2 tokens but 1 log-probs"),
         ({"finish_reason": "tired"}, "'tired' is not a valid FinishReason"),
         ({"spans": []}, "do not cover 2 tokens"),
         ({"spans": spans((0, 1))}, "do not cover 2 tokens"),
@@ -190,7 +195,7 @@ def test_the_content_hash_tells_payloads_apart_and_has_128_bits() -> None:
 NOUNS: list[tuple[str, Any, set[str]]] = [
     ("Prompt", rollouts_pb2.Prompt, {"format"}),
     ("Sampling", rollouts_pb2.Sampling, set()),
-    ("Rollout", rollouts_pb2.Rollout, {"format"}),
+    ("Rollout", rollouts_pb2.Rollout, {"format", "prompt_token_planes", "token_planes", "packed_logprobs"}),
     ("RolloutSummary", rollouts_pb2.RolloutSummary, set()),
     ("Group", rollouts_pb2.Group, {"format"}),
     ("PolicyVersion", rollouts_pb2.PolicyVersion, set()),
@@ -232,5 +237,5 @@ def test_every_record_kind_of_the_wire_is_known_to_the_codec() -> None:
         assert kinds == {kind.__name__ for kind in union.__args__}
 
 
-def test_the_format_is_the_one_that_the_golden_bytes_show() -> None:
-    assert codec.FORMAT == 1
+def test_the_formats_are_those_that_the_golden_bytes_show() -> None:
+    assert (codec.FORMAT, codec.ROLLOUT_FORMAT) == (1, 2)
