@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from services.rollout import metrics
 from sluice.errors import ConfigError
+from sluice.secrets import redact_command
 from sluice.telemetry import Logger
 
 STOP_SECONDS = 10.0
@@ -49,7 +50,7 @@ class EngineProcess:
         metrics.ENGINE_STARTS.inc()
         tie = shutil.which("setpriv")
         tied = [tie, "--pdeathsig", "TERM", *self._command] if tie else list(self._command)
-        self._log.info("engine_starting", command=list(self._command))
+        self._log.info("engine_starting", command=redact_command(self._command))
         return await asyncio.create_subprocess_exec(*tied, start_new_session=True)
 
 

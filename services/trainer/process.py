@@ -12,7 +12,9 @@ from services.trainer.config import TrainerSettings
 from services.trainer.memory import keep_freed_memory
 from services.trainer.session import Session
 from services.trainer.zero import join_ranks, rank_device
-from sluice.errors import ConfigError, FencedError, RunFailedError, SluiceError
+from sluice.errors import ConfigError, FencedError, RunFailedError, SluiceError, TransientError
+from sluice.service import say_why
+from sluice.storage import disk_fault
 from sluice.telemetry import Logger, instance_name, serve_metrics
 from sluice.transport.nats import Bus
 
@@ -20,19 +22,26 @@ EXIT_FAILED, EXIT_CONFIG, EXIT_FENCED, EXIT_RUN_FAILED = 1, 2, 3, 4
 
 
 def run_rank(settings: TrainerSettings, log: Logger) -> int:
-    """Serve one run as one rank; returns the exit code."""
+    """Serve one run as one rank; returns the exit code. Raises: ConfigError: there is no such GPU."""
+    on_gpu = _on_gpu(settings)
     nats = NatsThread(log, settings.nats_deadline_seconds)
     try:
         connecting = Bus.connect(settings.nats_url, instance_name("trainer"), settings.nats_deadline_seconds)
         bus = nats.call(connecting, "nats")
         with _metrics_served(settings, bus, log):
-            _session(settings, nats, bus, log).run()
+            _session(settings, on_gpu, nats, bus, log).run()
         nats.call(bus.close(), "nats")
         log.info("run_finished")
         return 0
     except SluiceError as error:
         log.error("trainer_failed", kind=type(error).__name__, error=str(error))
-        return exit_code(error)
+        return say_why("trainer", str(error), exit_code(error))
+    except OSError as error:
+        refused = disk_fault(error)
+        if refused is None:
+            raise
+        log.error("disk_refused", error=refused)
+        return say_why("trainer", f"SLUICE_DATA_DIR={settings.data_dir}: {refused}", EXIT_CONFIG)
     finally:
         nats.close()
 
@@ -64,10 +73,33 @@ def _metrics_served(settings: TrainerSettings, bus: Bus, log: Logger) -> Iterato
         server.close()
 
 
-def _session(settings: TrainerSettings, nats: NatsThread, bus: Bus, log: Logger) -> Session:
-    on_gpu = torch.cuda.is_available() if settings.device == "auto" else settings.device == "cuda"
+def _on_gpu(settings: TrainerSettings) -> bool:
+    """Whether this rank trains on a GPU, which is there. Raises: ConfigError: it is not."""
+    if settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available()):
+        return False
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if settings.local_rank >= count:
+        raise ConfigError(
+            f"SLUICE_TRAINER_DEVICE={settings.device}: rank {settings.rank} wants GPU {settings.local_rank} of this "
+            f"host, torch sees {count}; give it more GPUs, start fewer ranks here, or set SLUICE_TRAINER_DEVICE=cpu"
+        )
+    return True
+
+
+def _session(settings: TrainerSettings, on_gpu: bool, nats: NatsThread, bus: Bus, log: Logger) -> Session:
     if not on_gpu:
         torch.set_num_threads(settings.threads)
         keep_freed_memory()
-    ranks = join_ranks(settings.rank, settings.world_size, on_gpu, settings.collective_seconds)
+    try:
+        ranks = join_ranks(settings.rank, settings.world_size, on_gpu, settings.collective_seconds)
+    except torch.distributed.DistError as error:
+        raise _not_joined(settings, error) from None
     return Session(settings, nats, bus, ranks, rank_device(on_gpu, settings.local_rank), log)
+
+
+def _not_joined(settings: TrainerSettings, error: torch.distributed.DistError) -> SluiceError:
+    """A taken port is for a person to mend; ranks that did not come may come at the next start."""
+    address = f"MASTER_ADDR={settings.master_addr}, MASTER_PORT={settings.master_port}"
+    if "EADDRINUSE" in str(error):
+        return ConfigError(f"{address}: the port is in use; choose another, or leave it to torchrun")
+    return TransientError(f"{address}: the {settings.world_size} ranks did not find one another: {error}")

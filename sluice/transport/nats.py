@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -15,6 +16,7 @@ from nats.js.kv import KeyValue
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from sluice.errors import ConfigError, TransientError
+from sluice.secrets import redact
 from sluice.telemetry import get_logger
 from sluice.wire import subjects
 
@@ -54,6 +56,8 @@ class Bus:
         self.nc = client
         self.js: JetStreamContext = client.jetstream(timeout=min(deadline_seconds, ANSWER_SECONDS))
         self.deadline_seconds = deadline_seconds
+        self.count_retry: Callable[[], None] = lambda: None
+        """Called for each request that is made again."""
 
     @classmethod
     async def connect(cls, url: str, name: str, deadline_seconds: float = 60.0) -> Self:
@@ -99,9 +103,15 @@ class Bus:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             await client.close()
             raise ConfigError(
-                f"SLUICE_NATS_URL={url}: no NATS server answers within {seconds:g} s "
+                f"SLUICE_NATS_URL={redact(url)}: no NATS server answers within {seconds:g} s "
                 f"({str(error) or 'connection refused'}); start one, or change the address"
             ) from None
+        if not _may_have_jetstream(client):
+            await client.close()
+            raise ConfigError(
+                f"SLUICE_NATS_URL={redact(url)}: the NATS server has no JetStream; start it with --jetstream and a "
+                "--store_dir, or change the address"
+            )
         return cls(client, deadline_seconds)
 
     async def close(self) -> None:
@@ -116,6 +126,7 @@ class Bus:
             retry=retry_if_exception_type(RETRYABLE),
             stop=stop_after_delay(self.deadline_seconds),
             wait=wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
+            before_sleep=lambda _: self.count_retry(),
             reraise=True,
         )
 
@@ -174,6 +185,12 @@ class Bus:
             return await self.js.key_value(name)
         except BucketNotFoundError:
             return await self.js.create_key_value(KeyValueConfig(bucket=name, history=1, ttl=ttl_seconds))
+
+
+def _may_have_jetstream(client: Client) -> bool:
+    """What the server said of itself when we connected; in a cluster JetStream may be on the others."""
+    said = client._server_info  # the client has no public name for it
+    return bool(said.get("jetstream") or said.get("cluster"))
 
 
 def _streams(limits: StreamLimits) -> list[StreamConfig]:
