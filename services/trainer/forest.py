@@ -27,8 +27,8 @@ class Response:
     behaviour: Sequence[float]
     """Behaviour log-prob (nats) of each token."""
     advantage: float
-    group: int
-    """Issue number."""
+    weight: float
+    """What each token loss is multiplied by before the sum (aggregation, times the ranks that are averaged)."""
 
     @property
     def inputs(self) -> IntArray:
