@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -28,8 +29,11 @@ def run_rank(settings: TrainerSettings, log: Logger) -> int:
     try:
         connecting = Bus.connect(settings.nats_url, instance_name("trainer"), settings.nats_deadline_seconds)
         bus = nats.call(connecting, "nats")
-        with _metrics_served(settings, bus, log):
-            _session(settings, on_gpu, nats, bus, log).run()
+        joined = threading.Event()
+        with _metrics_served(settings, lambda: joined.is_set() and bus.nc.is_connected, log):
+            session = _session(settings, on_gpu, nats, bus, log)
+            joined.set()
+            session.run()
         nats.call(bus.close(), "nats")
         log.info("run_finished")
         return 0
@@ -60,12 +64,12 @@ def exit_code(error: SluiceError) -> int:
 
 
 @contextmanager
-def _metrics_served(settings: TrainerSettings, bus: Bus, log: Logger) -> Iterator[None]:
-    """Rank 0 speaks for all ranks."""
+def _metrics_served(settings: TrainerSettings, ready: Callable[[], bool], log: Logger) -> Iterator[None]:
+    """Rank 0 speaks for all ranks; ready once they have found one another."""
     if settings.rank:
         yield
         return
-    server = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: bool(bus.nc.is_connected))
+    server = serve_metrics(settings.metrics_port, settings.metrics_host, ready)
     log.info("metrics_served", port=server.port)
     try:
         yield
