@@ -1,0 +1,44 @@
+{{/* What values.schema.json cannot say: values that do not fit together. */}}
+{{- define "sluice.checks" -}}
+{{- $values := .Values -}}
+{{- $one := or $values.singleNode (has "ReadWriteMany" $values.data.accessModes) $values.data.existingClaim -}}
+{{- if and (gt (int $values.trainer.nodes) 1) (not $one) }}
+{{- fail (printf "trainer.nodes=%d: all of them write checkpoints to the claim of `data`, whose accessModes are %s; it needs ReadWriteMany (data.accessModes)" (int $values.trainer.nodes) (toJson $values.data.accessModes)) }}
+{{- end }}
+{{- if and (eq $values.run.weightsTransport "shared") (not $one) }}
+{{- fail (printf "run.weightsTransport=shared: trainer and engines share the claim of `data`, whose accessModes are %s; set data.accessModes=[ReadWriteMany], run.weightsTransport=grpc, or singleNode=true" (toJson $values.data.accessModes)) }}
+{{- end }}
+{{- if not (or $values.singleNode $values.assets.existingClaim (has "ReadWriteMany" $values.assets.accessModes)) }}
+{{- fail (printf "assets.accessModes=%s: every service reads the models, on several nodes; set [ReadWriteMany], assets.existingClaim, or singleNode=true" (toJson $values.assets.accessModes)) }}
+{{- end }}
+{{- if and (not $values.nats.enabled) (not $values.nats.external.urlSecret) }}
+{{- fail "nats.enabled=false: name a Secret with the URL of your own NATS in nats.external.urlSecret" }}
+{{- end }}
+{{- if and $values.nats.enabled $values.nats.external.urlSecret }}
+{{- fail "nats.external.urlSecret is set, and nats.enabled=true would start a second NATS; set nats.enabled=false" }}
+{{- end }}
+{{- if and $values.nats.enabled (lt (int $values.nats.storage.sizeGiB) (add (int $values.nats.rolloutsGiB) 4)) }}
+{{- fail (printf "nats.storage.sizeGiB=%d cannot hold nats.rolloutsGiB=%d and 4 GiB for the other streams" (int $values.nats.storage.sizeGiB) (int $values.nats.rolloutsGiB)) }}
+{{- end }}
+{{- if and $values.nats.tls.secret (not $values.tls.caSecret) }}
+{{- fail "nats.tls.secret is set: our clients need the authority that signed it in tls.caSecret" }}
+{{- end }}
+{{- if and $values.rollout.autoscaling.enabled (not $values.rollout.autoscaling.prometheusAddress) }}
+{{- fail "rollout.autoscaling.enabled=true: KEDA asks a Prometheus for the queue; set rollout.autoscaling.prometheusAddress" }}
+{{- end }}
+{{- if gt (int $values.rollout.autoscaling.groupsPerWorker) (int $values.rollout.maxGroupsInFlight) }}
+{{- fail (printf "rollout.autoscaling.groupsPerWorker=%d is above rollout.maxGroupsInFlight=%d, so pods would be added too late" (int $values.rollout.autoscaling.groupsPerWorker) (int $values.rollout.maxGroupsInFlight)) }}
+{{- end }}
+{{- if gt (int $values.reward.autoscaling.minReplicas) (int $values.reward.autoscaling.maxReplicas) }}
+{{- fail (printf "reward.autoscaling.minReplicas=%d is above maxReplicas=%d" (int $values.reward.autoscaling.minReplicas) (int $values.reward.autoscaling.maxReplicas)) }}
+{{- end }}
+{{- if and $values.run.file (not $values.run.trainFiles) }}
+{{- fail "run.file is set: say in run.trainFiles where the coordinator sees the training files, e.g. [/assets/train.parquet]" }}
+{{- end }}
+{{- if and $values.coordinator.ingress.enabled (not $values.coordinator.ingress.host) }}
+{{- fail "coordinator.ingress.enabled=true: set coordinator.ingress.host" }}
+{{- end }}
+{{- if and (eq $values.trainer.kind "StatefulSet") $values.trainer.hostNetwork (gt (int $values.trainer.nodes) 1) }}
+{{- fail "trainer.hostNetwork=true: on the node's network a pod cannot tell by its name that it is the first one; with several nodes set trainer.kind to JobSet or LeaderWorkerSet" }}
+{{- end }}
+{{- end }}
