@@ -12,7 +12,8 @@ from services.rollout import metrics
 class Gate:
     """Shared and exclusive use. Whoever waits to be alone holds newcomers back, so its turn comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
         self._changed = asyncio.Condition()
         self._inside = 0
         self._alone = 0
@@ -22,7 +23,7 @@ class Gate:
     async def shared(self) -> AsyncIterator[None]:
         """Use the engine beside others."""
         async with self._changed:
-            with metrics.waiting("engine_gate"):
+            with metrics.waiting(self._run_id, "engine_gate"):
                 await self._changed.wait_for(lambda: self._alone == 0)
             self._inside += 1
         try:
@@ -36,7 +37,7 @@ class Gate:
         async with self._changed:
             self._alone += 1
             try:
-                with metrics.waiting("engine_alone"):
+                with metrics.waiting(self._run_id, "engine_alone"):
                     await self._changed.wait_for(lambda: self._inside == 0)
             except asyncio.CancelledError:
                 self._alone -= 1

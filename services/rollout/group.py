@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Awaitable
@@ -75,7 +76,7 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
         await _quietly(delivery.ack(), bench)  # unanswered, it is delivered again, and that attempt loses
     finally:
         await end_tasks([beating])
-        metrics.GROUPS.labels(status).inc()
+        metrics.GROUPS.labels(bench.run.id, status).inc()
 
 
 async def _attempt(prompt: Prompt, bench: Bench) -> str:
@@ -134,25 +135,27 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
 
 async def _generate(prompt: Prompt, alone: bool, bench: Bench) -> list[Completion]:
     """Completions whose every token comes from a version that the prompt may see."""
+    run = bench.run.id
     await bench.sync.at_least(prompt.min_version)
     try:
         async with bench.gate.exclusive() if alone else bench.gate.shared():
-            with metrics.GENERATE_SECONDS.time(), metrics.waiting("generate"):
+            with metrics.GENERATE_SECONDS.labels(run).time(), metrics.waiting(run, "generate"):
                 completions = await bench.engine.generate(
                     prompt, bench.limits, bench.run.spec.deadlines.generate_seconds
                 )
         _check_versions(prompt, completions)
     except (EngineDownError, ForeignWeightsError) as error:
-        metrics.ENGINE_FAILURES.labels("died" if isinstance(error, EngineDownError) else "foreign_weights").inc()
+        metrics.ENGINE_FAILURES.labels(run, "died" if isinstance(error, EngineDownError) else "foreign_weights").inc()
         await bench.sync.engine_lost()
         raise
     except (EngineRefusedError, EngineUnfinishedError) as error:
-        metrics.ENGINE_FAILURES.labels("refused" if isinstance(error, EngineRefusedError) else "unfinished").inc()
+        metrics.ENGINE_FAILURES.labels(run, "refused" if isinstance(error, EngineRefusedError) else "unfinished").inc()
         raise
     except WaitTimeoutError:
-        metrics.ENGINE_FAILURES.labels("timeout").inc()
+        metrics.ENGINE_FAILURES.labels(run, "timeout").inc()
         raise
-    metrics.TOKENS.inc(sum(len(completion.token_ids) for completion in completions))
+    metrics.TOKENS.labels(run).inc(sum(len(completion.token_ids) for completion in completions))
+    metrics.TOKEN_PROBABILITY.labels(run).inc(sum(math.exp(p) for c in completions for p in c.logprobs))
     return completions
 
 

@@ -53,7 +53,7 @@ class Worker:
 
     def __init__(self, finder: RunFinder, engine: Engine, live: LiveStatus, settings: Settings) -> None:
         self._finder, self._engine, self._settings = finder, engine, settings
-        self._presence = Presence(live, self._status)
+        self._live = live
         self._groups: set[asyncio.Task[None]] = set()
         self._sync: WeightSync | None = None
 
@@ -70,10 +70,13 @@ class Worker:
             run = await _unless(stop, self._finder.next())
             if run is None:
                 return
+            metrics.join(run.id, self._settings.max_groups_in_flight)
             try:
                 await self._serve_run(run, stop)
             except RunUnfitError as error:
                 self._finder.reject(run.id, error)
+            finally:
+                metrics.leave(run.id)
 
     async def _serve_run(self, run: Run, stop: asyncio.Event) -> None:
         """Turn prompts into groups until the run is over or `stop` is set.
@@ -85,12 +88,14 @@ class Worker:
         on failure:   groups in flight end by their own rules; a background task that fails ends the process
         """
         text = ResponseText(Path(run.spec.model.path))
-        gate = Gate()
+        gate = Gate(run.id)
         sync = self._sync = WeightSync(run, self._engine, gate, self._settings.cache)
         deadline = run.spec.reward.deadline_seconds
         scorer = RewardClient(self._settings.reward_addresses, deadline, "reward.deadline_seconds")
+        scorer.count_retry = metrics.REWARD_RETRIES.labels(run.id).inc
         run.log.info("run_joined", engine=self._engine.url, worker=run.worker)
-        async with self._presence.registered(run), _watching(run, sync, stop) as watch:
+        presence = Presence(self._live, lambda: self._status(run.id))
+        async with presence.registered(run), _watching(run, sync, stop) as watch:
             try:
                 limits = await _unless(watch.leave, self._learn_limits(run, sync))
                 if limits is not None:
@@ -106,11 +111,11 @@ class Worker:
 
     async def _pull(self, bench: Bench, watch: Watch) -> None:
         """Keep every slot filled while the engine serves a policy version."""
-        queue = await PromptQueue.join(bench.run.bus, bench.run.id, metrics.PROMPTS_UNREADABLE.inc)
+        queue = await PromptQueue.join(bench.run.bus, bench.run.id, metrics.PROMPTS_UNREADABLE.labels(bench.run.id).inc)
         while not watch.leave.is_set():
             free = self._settings.max_groups_in_flight - len(self._groups)
             if free < 1:  # a late answer to an earlier pull may have brought more than was asked for
-                with metrics.waiting("slot"):
+                with metrics.waiting(bench.run.id, "slot"):
                     await asyncio.wait(
                         {*self._groups, leaving := asyncio.ensure_future(watch.leave.wait())},
                         return_when=asyncio.FIRST_COMPLETED,
@@ -119,21 +124,23 @@ class Worker:
             elif bench.sync.held is None:
                 await _unless(watch.leave, _first_version(bench.run, bench.sync))
             else:
-                with metrics.waiting("prompts"):
+                with metrics.waiting(bench.run.id, "prompts"):
                     deliveries = await queue.pull(free, PULL_SECONDS)
                 for delivery in deliveries:
                     self._start(delivery, bench, watch)
 
     def _start(self, delivery: Delivery, bench: Bench, watch: Watch) -> None:
         def end(task: asyncio.Task[None]) -> None:
-            metrics.IN_FLIGHT.dec()
+            metrics.end_group(bench.run.id)
             if not task.cancelled() and task.exception() is not None:
                 watch.leave.set()  # and `_finish_groups` raises it
             else:
                 self._groups.discard(task)
 
         task = asyncio.create_task(roll_out(delivery, bench), name=f"group {delivery.prompt.n}")
-        metrics.IN_FLIGHT.inc()
+        metrics.begin_group(bench.run.id)
+        if delivery.redelivered:
+            metrics.REDELIVERIES.labels(bench.run.id).inc()
         self._groups.add(task)
         task.add_done_callback(end)
 
@@ -157,9 +164,16 @@ class Worker:
                 run.log.warning("engine_away", error=str(error))
                 await asyncio.sleep(ENGINE_RETRY_SECONDS)
 
-    def _status(self) -> Status:
+    def _status(self, run_id: str) -> Status:
         held = None if self._sync is None else self._sync.held
-        return Status(self._engine.url, None if held is None else str(held), len(self._groups), metrics.tokens())
+        return Status(
+            engine=self._engine.url,
+            version=None if held is None else str(held),
+            in_flight=len(self._groups),
+            slots=self._settings.max_groups_in_flight,
+            seconds=metrics.time_spent(run_id),
+            tokens=metrics.tokens(run_id),
+        )
 
 
 @asynccontextmanager

@@ -1,55 +1,156 @@
-"""All metrics of the rollout worker."""
+"""All metrics of the rollout worker. Where `run` is empty, the worker was between two runs."""
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
-_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+from services.rollout.activity import Activity
+from sluice.run_series import RunSeries
 
-TOKENS = Counter("sluice_rollout_tokens_total", "Response tokens of finished rollouts, kept or not.")
-GROUPS = Counter(
+STATUSES = ("scored", "verifier_failed", "failed", "lost", "handed_back", "cancelled")
+ENGINE_FAILURE_KINDS = ("died", "refused", "unfinished", "foreign_weights", "timeout")
+
+_series = RunSeries()
+
+TOKENS = _series.counter("sluice_rollout_tokens_total", "Response tokens of finished rollouts, kept or not.")
+TOKEN_PROBABILITY = _series.counter(
+    "sluice_rollout_token_probability_total",
+    "Sum over those tokens of the probability each was sampled with; divided by their number, the mean.",
+)
+GROUPS = _series.counter(
     "sluice_rollout_groups_total",
     "Prompts settled or given back: scored, verifier_failed, failed, lost (another attempt came first), handed_back, "
     "cancelled.",
-    ["status"],
+    "status",
 )
-PROMPTS_UNREADABLE = Counter("sluice_rollout_prompts_unreadable_total", "Prompts that could not be decoded.")
-IN_FLIGHT = Gauge("sluice_rollout_in_flight_groups", "Groups that this worker holds.")
-GENERATE_SECONDS = Histogram("sluice_rollout_generate_seconds", "Time the engine took for a group.", buckets=_SECONDS)
-REWARD_SECONDS = Histogram("sluice_rollout_reward_seconds", "Time until a group had its verdicts.", buckets=_SECONDS)
-WEIGHT_SYNC_SECONDS = Histogram(
-    "sluice_rollout_weight_sync_seconds", "Time from noticing a policy version to serving it.", buckets=_SECONDS
+REDELIVERIES = _series.counter(
+    "sluice_rollout_redeliveries_total", "Prompts pulled that some worker had been given before."
 )
-WEIGHT_SYNC_FAILURES = Counter(
-    "sluice_rollout_weight_sync_failures_total", "Tries to serve a policy version that failed, by kind.", ["kind"]
+PROMPTS_UNREADABLE = _series.counter("sluice_rollout_prompts_unreadable_total", "Prompts that could not be decoded.")
+IN_FLIGHT = _series.gauge("sluice_rollout_in_flight_groups", "Groups that this worker holds.")
+SLOTS = _series.gauge("sluice_rollout_slots", "Most groups that this worker takes on at once.")
+GENERATE_SECONDS = _series.histogram("sluice_rollout_generate_seconds", "Time the engine took for a group.")
+REWARD_SECONDS = _series.histogram("sluice_rollout_reward_seconds", "Time until a group had its verdicts.")
+REWARD_RETRIES = _series.counter(
+    "sluice_rollout_reward_retries_total", "Score calls that were repeated, at another replica if there was one."
 )
-POLICY_VERSION = Gauge("sluice_rollout_policy_version", "Number of the policy version the engine serves; -1: none.")
-ENGINE_FAILURES = Counter(
+WEIGHT_SYNC_SECONDS = _series.histogram(
+    "sluice_rollout_weight_sync_seconds", "Time from noticing a policy version to serving it."
+)
+WEIGHT_FETCH_SECONDS = _series.histogram(
+    "sluice_rollout_weight_fetch_seconds", "Of a weight sync: until the files were here and verified."
+)
+UPDATE_STALL_SECONDS = _series.histogram(
+    "sluice_rollout_update_stall_seconds", "Of a weight sync: from pausing the engine to letting it go on."
+)
+WEIGHT_SYNC_BYTES = _series.counter(
+    "sluice_rollout_weight_sync_bytes_total", "Bytes of the policy versions that the engine was given."
+)
+WEIGHT_SYNC_FAILURES = _series.counter(
+    "sluice_rollout_weight_sync_failures_total", "Tries to serve a policy version that failed, by kind.", "kind"
+)
+POLICY_VERSION = _series.gauge(
+    "sluice_rollout_policy_version", "Number of the policy version the engine serves; -1: none."
+)
+ENGINE_FAILURES = _series.counter(
     "sluice_rollout_engine_failures_total",
     "Attempts that the engine ended: died, refused, unfinished, foreign_weights, timeout.",
-    ["kind"],
+    "kind",
+)
+WAIT_SECONDS = _series.counter(
+    "sluice_rollout_wait_seconds_total", "Time spent in each named wait; groups that wait together add up.", "wait"
+)
+WAITING = _series.gauge("sluice_rollout_waiting", "How many are in each named wait now.", "wait")
+TIME_SECONDS = _series.counter(
+    "sluice_rollout_time_seconds_total",
+    "Where the worker's time goes, one thing at a time: generate, weight_sync, reward, store, idle.",
+    "doing",
 )
 ENGINE_STARTS = Counter("sluice_rollout_engine_starts_total", "Times this worker started the engine beside it.")
-WAIT_SECONDS = Counter("sluice_rollout_wait_seconds_total", "Time spent in each named wait.", ["wait"])
-WAITING = Gauge("sluice_rollout_waiting", "How many are in each named wait now.", ["wait"])
+NATS_RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be repeated.")
+DISK_FREE = Gauge("sluice_rollout_disk_free_bytes", "Free space where SLUICE_CACHE_DIR is.")
+DISK_SIZE = Gauge("sluice_rollout_disk_size_bytes", "Size of that file system.")
+
+_activities: dict[str, Activity] = {}
+_joined: collections.Counter[str] = collections.Counter()
+"""Workers of this process by run: a process may hold several."""
+
+
+def join(run: str, slots: int) -> None:
+    """A worker serves this run from now on; what can be counted of it exists from the start."""
+    _joined[run] += 1
+    if _joined[run] > 1:
+        return
+    _series.begin(run)
+    _activities[run] = Activity(lambda doing, seconds: TIME_SECONDS.labels(run, doing).inc(seconds))
+    SLOTS.labels(run).set(slots)
+    IN_FLIGHT.labels(run).set(0)
+    POLICY_VERSION.labels(run).set(-1)
+    for counter in (
+        TOKENS,
+        TOKEN_PROBABILITY,
+        REDELIVERIES,
+        PROMPTS_UNREADABLE,
+        REWARD_RETRIES,
+        WEIGHT_SYNC_BYTES,
+    ):
+        counter.labels(run)
+    for status in STATUSES:
+        GROUPS.labels(run, status)
+    for kind in ENGINE_FAILURE_KINDS:
+        ENGINE_FAILURES.labels(run, kind)
+    WEIGHT_SYNC_FAILURES.labels(run, "down")
+
+
+def leave(run: str) -> None:
+    """A worker serves this run no longer."""
+    _joined[run] -= 1
+    if _joined[run]:
+        return
+    _activities.pop(run).settle()
+    _series.end(run)
+
+
+def begin_group(run: str) -> None:
+    """One more group is in flight."""
+    IN_FLIGHT.labels(run).inc()
+    _activities[run].begin("group")
+
+
+def end_group(run: str) -> None:
+    """One group less is in flight."""
+    IN_FLIGHT.labels(run).dec()
+    _activities[run].end("group")
 
 
 @contextmanager
-def waiting(wait: str) -> Iterator[None]:
-    """Account for a named wait."""
+def waiting(run: str, wait: str) -> Iterator[None]:
+    """Account for a named wait of a run; `run` is empty while the worker has none."""
     started = time.monotonic()
-    WAITING.labels(wait).inc()
+    activity = _activities.get(run)
+    WAITING.labels(run, wait).inc()
+    if activity:
+        activity.begin(wait)
     try:
         yield
     finally:
-        WAITING.labels(wait).dec()
-        WAIT_SECONDS.labels(wait).inc(time.monotonic() - started)
+        WAITING.labels(run, wait).dec()
+        WAIT_SECONDS.labels(run, wait).inc(time.monotonic() - started)
+        if activity:
+            activity.end(wait)
 
 
-def tokens() -> int:
-    """Response tokens so far."""
-    return int(sum(sample.value for metric in TOKENS.collect() for sample in metric.samples if "total" in sample.name))
+def tokens(run: str) -> int:
+    """Response tokens of this run so far."""
+    samples = (sample for metric in TOKENS.collect() for sample in metric.samples)
+    return int(sum(s.value for s in samples if s.name.endswith("_total") and s.labels["run"] == run))
+
+
+def time_spent(run: str) -> dict[str, float]:
+    """Seconds since this worker joined the run, by what it did."""
+    return _activities[run].settle()

@@ -31,8 +31,12 @@ class Status:
     engine: str
     version: str | None
     in_flight: int
+    slots: int
+    """Most groups that it takes on at once."""
+    seconds: dict[str, float]
+    """Since it joined the run, by what it did."""
     tokens: int
-    """Response tokens since the worker started."""
+    """Response tokens since it joined the run."""
 
 
 class LiveStatus:

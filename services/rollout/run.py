@@ -70,7 +70,7 @@ class RunFinder:
     async def next(self) -> Run:
         """Wait for a run."""
         bucket = await self._bus.bucket(subjects.RUNS_BUCKET)
-        with metrics.waiting("run"):
+        with metrics.waiting("", "run"):
             while True:
                 for run_id in await _live_runs(bucket):
                     run = None if run_id in self._unfit else await self._open(run_id)

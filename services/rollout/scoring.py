@@ -67,12 +67,12 @@ async def judge(
     responses = [text(completion.token_ids) for completion in completions]
     items = [_item(spec, prompt, i, completions[i], response) for i, response in enumerate(responses)]
     try:
-        with metrics.waiting("reward"):
+        with metrics.waiting(prompt.run_id, "reward"):
             verdicts = await scorer.score(items)
     except PermanentError as error:
         verdicts = [Verdict(VerdictKind.ERROR, None, None, "", "", 0.0, str(error)) for _ in items]
     seconds = time.monotonic() - started
-    metrics.REWARD_SECONDS.observe(seconds)
+    metrics.REWARD_SECONDS.labels(prompt.run_id).observe(seconds)
     failed = next((verdict for verdict in verdicts if verdict.kind is not VerdictKind.SCORED), None)
     pairs = zip(completions, verdicts, strict=True)
     summaries = tuple(_summary(spec, completion, verdict) for completion, verdict in pairs)

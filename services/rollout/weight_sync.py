@@ -90,7 +90,7 @@ class WeightSync:
         """
         try:
             async with asyncio.timeout(self._seconds), self._changed:
-                with metrics.waiting("policy_version"):
+                with metrics.waiting(self._run.id, "policy_version"):
                     await self._changed.wait_for(lambda: self.held is not None and self.held.number >= number)
                 assert self.held is not None
                 return self.held
@@ -106,7 +106,7 @@ class WeightSync:
         async with self._changed:
             self.held = version
             self._changed.notify_all()
-        metrics.POLICY_VERSION.set(-1 if version is None else version.number)
+        metrics.POLICY_VERSION.labels(self._run.id).set(-1 if version is None else version.number)
 
     async def _check_engine(self) -> None:
         serving = await self._engine.weight_version()
@@ -127,6 +127,7 @@ class WeightSync:
             except (WeightError, TransientError) as error:
                 fault = fault or error
                 continue  # collected or damaged: an older one may do until the trainer passes it
+            metrics.WEIGHT_FETCH_SECONDS.labels(self._run.id).observe(time.monotonic() - started)
             await self._load(folder, version)
             await self._set_held(version)
             await self._tell(version, time.monotonic() - started, manifest.nbytes)
@@ -139,16 +140,21 @@ class WeightSync:
         """Pause (or drain), load, flush, go on. Whatever fails, no request goes on over unknown weights."""
         drain = self._run.spec.weights.update == "drain"
         room: AbstractAsyncContextManager[None] = self._gate.exclusive() if drain else nullcontext()
+        stall = metrics.UPDATE_STALL_SECONDS.labels(self._run.id)
         async with room:
-            try:
-                await self._engine.pause()
-                await self._update(folder, str(version))
-            except (TransientError, EngineRefusedError, WaitTimeoutError):
-                await self._set_held(None)
-                await self._engine.abort_all()
-                raise
-            finally:
-                await self._engine.resume()
+            with stall.time(), metrics.waiting(self._run.id, "weight_sync"):
+                await self._load_paused(folder, version)
+
+    async def _load_paused(self, folder: Path, version: PolicyVersion) -> None:
+        try:
+            await self._engine.pause()
+            await self._update(folder, str(version))
+        except (TransientError, EngineRefusedError, WaitTimeoutError):
+            await self._set_held(None)
+            await self._engine.abort_all()
+            raise
+        finally:
+            await self._engine.resume()
 
     async def _update(self, folder: Path, version: str) -> None:
         """A refusal says nothing about what was loaded: the version the engine reports decides, else it loads again."""
@@ -168,7 +174,8 @@ class WeightSync:
             raise EngineRefusedError("engine does not drop the cached prefixes of old weights")
 
     async def _tell(self, version: PolicyVersion, seconds: float, nbytes: int) -> None:
-        metrics.WEIGHT_SYNC_SECONDS.observe(seconds)
+        metrics.WEIGHT_SYNC_SECONDS.labels(self._run.id).observe(seconds)
+        metrics.WEIGHT_SYNC_BYTES.labels(self._run.id).inc(nbytes)
         self._log.info("weights_applied", version=str(version), seconds=round(seconds, 3), bytes=nbytes)
         fields = {"worker": self._run.worker, "version": str(version), "seconds": seconds, "bytes": nbytes}
         await publish_event(self._run.bus, self._run.id, "weights_applied", fields)
@@ -177,7 +184,7 @@ class WeightSync:
     async def _report(self, error: Exception, since: float | None) -> float:
         """Say what stands in the way; returns since when it does, starting anew with each alarm."""
         kind = "down" if isinstance(error, EngineDownError) else type(error).__name__.removesuffix("Error").lower()
-        metrics.WEIGHT_SYNC_FAILURES.labels(kind).inc()
+        metrics.WEIGHT_SYNC_FAILURES.labels(self._run.id, kind).inc()
         if isinstance(error, EngineDownError):
             await self._set_held(None)
         self._log.warning("weight_sync_failed", error=str(error), held=str(self.held))
@@ -191,7 +198,7 @@ class WeightSync:
     async def _pause_until_news(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                with metrics.waiting("version"):
+                with metrics.waiting(self._run.id, "version"):
                     await self._news.wait()
         except TimeoutError:
             return

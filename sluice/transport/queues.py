@@ -50,6 +50,11 @@ class Delivery:
         self._message = message
         self.prompt: Prompt = decode_prompt(message.data)
 
+    @property
+    def redelivered(self) -> bool:
+        """Somebody was given it before, and fell silent or handed it back."""
+        return bool(self._message.metadata.num_delivered > 1)
+
     async def ack(self) -> None:
         """Settle it: the group is stored. Waits for the server's answer."""
         await self._message.ack_sync(timeout=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -88,6 +88,8 @@ class RewardClient:
         self._deadline, self._knob = deadline_seconds, deadline_knob
         self._attempt = attempt_seconds or deadline_seconds
         self._credentials = credentials
+        self.count_retry: Callable[[], None] = lambda: None
+        """Called for each attempt that is made again."""
         self._replicas: list[_Replica] = []
         self._order: Iterator[int] = cycle(range(len(self._addresses)))
 
@@ -122,6 +124,7 @@ class RewardClient:
             retry=retry_if_exception_type(TransientError),
             stop=stop_before_delay(self._deadline),
             wait=wait_random_exponential(multiplier=0.1, max=MAX_PAUSE_SECONDS),
+            before_sleep=lambda _: self.count_retry(),
             reraise=True,
         )
         response: reward_pb2.ScoreResponse = await attempts(self._attempt_once, request, deadline)

@@ -46,7 +46,7 @@ async def test_a_worker_is_seen_while_it_lives_and_gone_when_it_leaves(
 
     told = await eventually(busy)
     registered = (await stage.workers())["w1"]
-    assert set(registered) == {"name", "run", "engine", "version", "in_flight", "tokens_per_second"}
+    assert set(registered) == {"name", "run", "engine", "version", "in_flight", "slots", "seconds", "tokens_per_second"}
     assert {k: told[k] for k in ("run", "engine", "version", "in_flight")} == {
         "run": stage.run,
         "engine": engine.url,
@@ -64,9 +64,9 @@ async def test_a_worker_is_seen_while_it_lives_and_gone_when_it_leaves(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port[1]}") as client:
         metrics = (await client.get("/metrics")).text
         assert (await client.get("/readyz")).status_code == 200
-    assert 'sluice_rollout_groups_total{status="scored"} 3.0' in metrics
-    assert "sluice_rollout_policy_version 2.0" in metrics
-    assert "sluice_rollout_in_flight_groups 0.0" in metrics
+    assert f'sluice_rollout_groups_total{{run="{stage.run}",status="scored"}} 3.0' in metrics
+    assert f'sluice_rollout_policy_version{{run="{stage.run}"}} 2.0' in metrics
+    assert f'sluice_rollout_in_flight_groups{{run="{stage.run}"}} 0.0' in metrics
 
     assert worker.stop() == 0
     assert await stage.workers() == {}
