@@ -96,8 +96,8 @@ def log_policy_version(version: object) -> None:
 
 def _capture(log: Logger) -> None:
     """What libraries say, and what ends the process, in the same form as our own lines."""
-    bridge = _Bridge(log)
-    logging.root.handlers = [bridge]
+    others = [handler for handler in logging.root.handlers if not isinstance(handler, _Bridge)]
+    logging.root.handlers = [*others, _Bridge(log)]
     logging.root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
 

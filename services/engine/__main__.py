@@ -6,7 +6,6 @@ import socket
 import sys
 import threading
 import time
-from typing import NoReturn
 
 import torch
 import uvicorn
@@ -19,9 +18,10 @@ from services.engine.http import build_app
 from services.engine.model import Model
 from services.engine.scheduler import Limits
 from services.engine.weights import Weights, WeightsError
+from sluice.errors import ConfigError
+from sluice.service import run_service
 from sluice.telemetry import configure_logging, get_logger
 
-EXIT_CONFIGURATION = 2
 SHUTDOWN_SECONDS = 3
 EXIT_POLL_SECONDS = 0.05
 
@@ -37,9 +37,17 @@ def build_engine(config: EngineConfig) -> Engine:
 
 
 def listen(config: EngineConfig) -> socket.socket:
-    """The socket of the HTTP server; raises OSError. Uvicorn would end with its own exit code 3, which means fenced."""
+    """The socket of the HTTP server. Uvicorn would end with its own exit code 3, which means fenced.
+
+    Raises:
+        ConfigError: the address is in use, or not ours to take.
+    """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server((config.host, config.port), family=family)
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        address = f"--port (ENGINE_PORT)={config.port} of --host (ENGINE_HOST)={config.host}"
+        raise ConfigError(f"{address}: {error.strerror}; choose another") from None
 
 
 async def serve(engine: Engine, config: EngineConfig, listener: socket.socket, started: float) -> int:
@@ -87,26 +95,21 @@ async def _end_samples_on_exit(server: uvicorn.Server, engine: Engine, completio
     completions.loop.call_and_report(lambda: engine.abort(lambda sample: True, "The engine is shutting down"))
 
 
-def main() -> None:
+def main() -> int:
+    """Run an engine; the exit code is 2 for a fault of configuration and 1 for any other failure."""
+    return run_service("engine", _run)
+
+
+def _run() -> int:
     started = time.monotonic()
     config = read_config(sys.argv[1:], os.environ)
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, service="engine")
     try:
         engine = build_engine(config)
     except (UnsupportedModelError, WeightsError) as error:
-        _refuse(f"--model (ENGINE_MODEL): {error}")
-    try:
-        listener = listen(config)
-    except OSError as error:
-        _refuse(f"--port (ENGINE_PORT) = {config.port} of --host = {config.host}: {error.strerror}")
-    sys.exit(asyncio.run(serve(engine, config, listener, started)))
-
-
-def _refuse(fault: str) -> NoReturn:
-    """End with one line about what the user has to change."""
-    print(f"engine: {' '.join(fault.split())}", file=sys.stderr)
-    sys.exit(EXIT_CONFIGURATION)
+        raise ConfigError(f"--model (ENGINE_MODEL): {error}") from None
+    return asyncio.run(serve(engine, config, listen(config), started))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

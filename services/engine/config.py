@@ -1,4 +1,8 @@
-"""The engine's deployment settings: command line flags, with defaults from the environment."""
+"""The engine's deployment settings: command line flags, with defaults from the environment.
+
+Flags come first because an SGLang server, whose place the engine takes, is started by the same ones. So it does not use
+`sluice.environment`, whose lines name variables alone.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -7,7 +11,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sluice.errors import ConfigError
+from sluice.faults import in_plain_words
+from sluice.secrets import HIDDEN, read_secret
+
 ENVIRONMENT_PREFIX = "ENGINE_"
+SECRETS = ("api_key", "admin_api_key")
 
 
 class EngineConfig(BaseModel):
@@ -29,21 +38,29 @@ class EngineConfig(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
 
 
-def read_config(arguments: Sequence[str], environment: Mapping[str, str]) -> EngineConfig:
-    """Flags over environment over defaults. Exits with code 2 and one line when a setting is at fault."""
+def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
+    """Flags over environment over defaults; a variable that is empty counts as not set.
+
+    Raises:
+        ConfigError: one line that names flag and variable of a setting at fault.
+        SystemExit: there is no such flag, or help was asked for.
+    """
     parser = argparse.ArgumentParser(prog="python -m services.engine", description=__doc__)
     for name, field in EngineConfig.model_fields.items():
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, help=field.description)
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    variables = {
-        name: environment[ENVIRONMENT_PREFIX + name.upper()]
-        for name in EngineConfig.model_fields
-        if ENVIRONMENT_PREFIX + name.upper() in environment
-    }
+    flags = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    variables = {name: _variable(name, environ) for name in EngineConfig.model_fields}
+    given = {name: value for name, value in variables.items() if value} | flags
     try:
-        return EngineConfig.model_validate(variables | given)
+        return EngineConfig.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
+        shown = HIDDEN if name in SECRETS else given.get(name, "")
         flag = f"--{name.replace('_', '-')} ({ENVIRONMENT_PREFIX}{name.upper()})"
-        parser.exit(2, f"engine: {flag}: {first['msg']}, got {first['input']!r}\n")
+        raise ConfigError(f"{flag}={shown}: {in_plain_words(first)}") from None
+
+
+def _variable(name: str, environ: Mapping[str, str]) -> str | None:
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    return read_secret(variable, environ) if name in SECRETS else environ.get(variable)
