@@ -65,8 +65,8 @@ def exit_code(error: SluiceError) -> int:
 
 @contextmanager
 def _metrics_served(settings: TrainerSettings, ready: Callable[[], bool], log: Logger) -> Iterator[None]:
-    """Rank 0 speaks for all ranks; ready once they have found one another."""
-    if settings.rank:
+    """The first rank of each host answers probes, and rank 0 speaks for all; ready once they have found one another."""
+    if settings.local_rank:
         yield
         return
     server = serve_metrics(settings.metrics_port, settings.metrics_host, ready)

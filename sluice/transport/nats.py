@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -33,6 +34,8 @@ CONNECT_SECONDS = 10.0
 """A server that is only just starting is waited for; one that is not there is the user's fault to mend."""
 RECONNECT_SECONDS = cast(int, 0.25)
 """Between tries to connect again; the client sleeps for any number of seconds, though it asks for whole ones."""
+BUCKET_STREAM = "KV_"
+"""How the stream below a key-value bucket is called."""
 ANSWER_SECONDS = 2.0
 """A request without an answer for this long is asked again: the server that took it may be gone."""
 
@@ -74,14 +77,14 @@ class Bus:
         async def on_error(error: Exception) -> None:
             """Each failed try to reconnect ends up here; `on_lost` has said all there is to say about those."""
             if client.is_connected:
-                log.warning("nats_error", error=str(error), url=url)
+                log.warning("nats_error", error=str(error), url=redact(url))
 
         async def on_lost() -> None:
             if not client.is_closed:  # the client calls this for our own goodbye too
-                log.warning("nats_lost", url=url)
+                log.warning("nats_lost", url=redact(url))
 
         async def on_back() -> None:
-            log.info("nats_back", url=url)
+            log.info("nats_back", url=redact(url))
 
         client, seconds = Client(), min(CONNECT_SECONDS, deadline_seconds)
         try:
@@ -164,6 +167,8 @@ class Bus:
                 async for attempt in self.retrying():
                     with attempt:
                         await self._ensure(config, update=limits is not None)
+            if limits is not None:
+                await self._replicate_buckets(limits.replicas)
         except (APIError, *RETRYABLE) as error:
             raise ConfigError(
                 f"NATS cannot provide the streams ({error}); it needs JetStream with file storage"
@@ -179,12 +184,27 @@ class Bus:
         if update and (found.max_bytes or -1, found.num_replicas) != wanted:
             await self.js.update_stream(config)
 
+    async def _replicate_buckets(self, replicas: int) -> None:
+        """Bring buckets that somebody made before the coordinator had its say to the deployment's replicas."""
+        for info in await self.js.streams_info():
+            if str(info.config.name).startswith(BUCKET_STREAM) and info.config.num_replicas != replicas:
+                await self.js.update_stream(dataclasses.replace(info.config, num_replicas=replicas))
+
     async def bucket(self, name: str, ttl_seconds: float | None = None) -> KeyValue:
-        """The key-value bucket, created when missing; entries vanish `ttl_seconds` after their last change."""
+        """The key-value bucket, created when missing, on as many servers as the ledger; entries vanish `ttl_seconds`
+        after their last change."""
         try:
             return await self.js.key_value(name)
         except BucketNotFoundError:
-            return await self.js.create_key_value(KeyValueConfig(bucket=name, history=1, ttl=ttl_seconds))
+            config = KeyValueConfig(bucket=name, history=1, ttl=ttl_seconds, replicas=await self._replicas())
+            return await self.js.create_key_value(config)
+
+    async def _replicas(self) -> int:
+        """The deployment's, as the coordinator has told NATS; 1 before that, which it mends when it starts."""
+        try:
+            return (await self.js.stream_info(subjects.LEDGER)).config.num_replicas or 1
+        except NotFoundError:
+            return 1
 
 
 def _may_have_jetstream(client: Client) -> bool:
