@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,6 @@ class Prometheus:
     folder: Path
     targets: Mapping[str, Sequence[str]]
     scrape_seconds: float = 1.0
-    alertmanager: str | None = None
-    """Address of the Alertmanager that is told of alerts."""
     rules: Path = DEPLOYED / "rules"
     url: str = field(init=False, default="")
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
@@ -56,7 +55,7 @@ class Prometheus:
         ]
         with (self.folder / "prometheus.log").open("w") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until_ready(f"{self.url}/-/ready", self._process, self.folder / "prometheus.log")
+        self._wait_until_ready(self._process)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -91,14 +90,23 @@ class Prometheus:
             raise ValueError(f"{parameters['query']}: {answer['error']}")
         return list(answer["data"]["result"])
 
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):  # it does not listen yet
+                if httpx.get(f"{self.url}/-/ready").status_code == 200:
+                    return
+            time.sleep(0.05)
+        log = (self.folder / "prometheus.log").read_text(encoding="utf-8")
+        raise RuntimeError(f"Prometheus is not ready within {START_SECONDS:g} s: {log[-1000:]}")
+
     def _config(self) -> dict[str, Any]:
         """The deployed configuration, with addresses of this machine in the place of DNS names."""
         config: dict[str, Any] = yaml.safe_load((DEPLOYED / "prometheus.yml").read_text(encoding="utf-8"))
         interval = f"{round(self.scrape_seconds * 1000)}ms"
         config["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
         config["rule_files"] = [str(self.rules / "*.yml")]
-        managers = [self.alertmanager] if self.alertmanager else []
-        config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": managers}]}]}
+        del config["alerting"]
         for job in config["scrape_configs"]:
             service = job["job_name"].removeprefix("sluice-")
             del job["dns_sd_configs"]
@@ -111,23 +119,6 @@ def program(name: str) -> Path:
     script = ROOT / "scripts" / "tools" / "prometheus.sh"
     found = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True)
     return Path(found.stdout.strip()) / name
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until `url` answers 200.
-
-    Raises:
-        RuntimeError: the process has ended, or is not ready in time; the text has the end of its log.
-    """
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(url).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise RuntimeError(f"{url} does not answer within {START_SECONDS:g} s: {log.read_text()[-1000:]}")
 
 
 def _point(pair: Sequence[Any]) -> tuple[float, float]:
