@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sluice.cli import audit, demo, runs, submit, up, verify, watch
+from sluice.cli import audit, demo, logs, runs, submit, up, verify, watch
 
 app = typer.Typer(
     help="Asynchronous DAPO training: start the services, submit runs, watch and steer them.",
@@ -17,6 +17,7 @@ app.command()(up.up)
 app.command()(submit.run)
 app.command()(runs.runs)
 app.command()(watch.watch)
+app.command()(logs.logs)
 app.command()(runs.pause)
 app.command()(runs.resume)
 app.command()(runs.stop)

@@ -7,11 +7,13 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sluice.errors import ConfigError
+from sluice.local.log_lines import summary
 from sluice.local.services import Command
+from sluice.secrets import FILE_SUFFIX
 
 STOP_SECONDS = 10.0
 """Time between SIGTERM and SIGKILL."""
@@ -37,7 +39,7 @@ class Child:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env={**os.environ, **command.environment},
+                    env=_environment(command.environment),
                     start_new_session=True,
                     preexec_fn=_die_with_parent(),
                 )
@@ -79,7 +81,13 @@ def last_line(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "")
+    return summary(next((line for line in reversed(lines) if line), ""))
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    """Ours, with what the command adds; what it sets by value is not also given by a file."""
+    kept = {name: value for name, value in os.environ.items() if name.removesuffix(FILE_SUFFIX) not in added}
+    return {**kept, **added}
 
 
 def _die_with_parent() -> Callable[[], None] | None:

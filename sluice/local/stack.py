@@ -23,6 +23,8 @@ MAX_PAYLOAD_BYTES = 8 << 20
 """NATS counts headers too, so its default of 1 MiB would refuse a full part of a rollout."""
 MAX_FILE_STORE_BYTES = 1 << 40
 """JetStream reserves each stream's limit when it is created; the disk, not this number, is the real limit here."""
+LOGS_IN_UTC = {"TZ": "UTC"}
+"""Their lines do not say in which zone their time is; `sluice logs` puts them between those of the services."""
 GROUPS_IN_FLIGHT = 32
 SAMPLES_DECODED_TOGETHER = 256
 """A decoding step on a CPU costs little more for many rows than for few, so prompts should not wait for their turn."""
@@ -120,7 +122,7 @@ class _Plan:
     def _nats(self) -> Service:
         argv = (binaries.nats_server(), "--config", str(self.data / "nats.conf"))
         health = (HttpHealth(self.ports["nats-monitor"], "/healthz"),)
-        return Service("nats", (Command("nats", argv),), health, folders=(self.data / "nats",))
+        return Service("nats", (Command("nats", argv, LOGS_IN_UTC),), health, folders=(self.data / "nats",))
 
     def _valkey(self) -> Service:
         folder = self.data / "valkey"
@@ -137,7 +139,7 @@ class _Plan:
         argv = (binaries.valkey_server(), *_flags(options))
         health = (TcpHealth(self.ports["redis"]),)
         # Optional: it holds the live status, which may vanish at any time.
-        return Service("valkey", (Command("valkey", argv),), health, folders=(folder,), optional=True)
+        return Service("valkey", (Command("valkey", argv, LOGS_IN_UTC),), health, folders=(folder,), optional=True)
 
     def _reward(self, i: int) -> Service:
         name = f"reward-{i}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from sluice.errors import ConfigError
+from sluice.storage import check_writable
 
 ARTIFACTS = Path("artifacts")
 STATE_FILE = "stack.json"
@@ -47,7 +48,7 @@ def stack_folder(name: str, artifacts: Path = ARTIFACTS) -> Iterator[Path]:
             "and starts with a letter or a digit"
         )
     folder = artifacts / name
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder, "--name")
     with (folder / _LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from sluice.errors import ConfigError, SluiceError
+from sluice.local import log_files
 from sluice.local.policy import Ending, GiveUp, History, decide, ending_text, finished
 from sluice.local.process import last_line
 from sluice.local.services import Service
 from sluice.local.unit import Unit
 
 T = TypeVar("T")
+LOG_CHECK_SECONDS = 5.0
+"""How often the size of the logs is looked at."""
 
 
 class StackError(SluiceError):
@@ -52,7 +55,7 @@ class Supervisor:
         return {child.command.name: child.pid for unit in self._units.values() for child in unit.children}
 
     def log_path(self, command_name: str) -> Path:
-        return self._logs / f"{command_name}.log"
+        return log_files.log_file(self._logs, command_name)
 
     async def start(self) -> None:
         """Start every service after those it needs; return when all are healthy.
@@ -63,6 +66,7 @@ class Supervisor:
         """
         self._set_old_logs_aside()
         self._keepers = [asyncio.create_task(self._keep(unit)) for unit in self._units.values()]
+        self._keepers.append(asyncio.create_task(self._keep_logs_short()))
         await self.during(self._all_healthy())
 
     async def during(self, work: Coroutine[None, None, T]) -> T:
@@ -122,13 +126,18 @@ class Supervisor:
         self._report(Notice(name, Change.STOPPED))
 
     def _set_old_logs_aside(self) -> None:
-        """One log file a process; that of the previous start stays beside it."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        for unit in self._units.values():
-            for command in unit.service.commands:
-                log = self.log_path(command.name)
-                if log.exists():
-                    log.replace(log.with_suffix(".previous.log"))
+        for command in self._command_names():
+            log_files.set_aside(self._logs, command)
+
+    async def _keep_logs_short(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_SECONDS)
+            for command in self._command_names():
+                await asyncio.to_thread(log_files.bound, self._logs, command)
+
+    def _command_names(self) -> list[str]:
+        return [command.name for unit in self._units.values() for command in unit.service.commands]
 
     def _failure(self, service: Service, ending: Ending, user_fault: bool) -> SluiceError:
         log = self.log_path(ending.command)
