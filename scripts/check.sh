@@ -6,4 +6,5 @@ cd "$(dirname "$0")/.."
 .venv/bin/ruff check --quiet .
 MYPYPATH=scripts .venv/bin/mypy --strict --no-error-summary sluice services tests scripts $(compgen -G "bench/*.py")
 scripts/proto.sh --check
-echo "check: format, lint, types and stubs are clean"
+.venv/bin/python scripts/dashboards.py --check
+echo "check: format, lint, types, stubs and dashboards are clean"
