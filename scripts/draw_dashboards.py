@@ -22,8 +22,13 @@ from monitoring.prometheus import ROOT, Prometheus
 from sluice.local.ports import LOOPBACK
 from sluice.local.state import StackState, find_stack
 
-CAPTION = "drawn by matplotlib from the dashboard's queries, against a Prometheus that scraped {run}; no screenshot"
-RUNNING = 'sluice_run_state{state="running"} == 1'
+CAPTION = (
+    "{run}; seconds since it began. Drawn by matplotlib from the dashboard's own queries, asked of a Prometheus that "
+    "scraped the run; not a screenshot of Grafana"
+)
+RUNNING = 'max_over_time(sluice_run_state{state="running"}[10s]) == 1'
+"""On a busy machine a scrape may come late while the run goes on."""
+RUNNING_SECONDS = 10.0
 
 
 def targets(stack: StackState) -> dict[str, list[str]]:
@@ -49,7 +54,7 @@ def watch(prometheus: Prometheus, seconds: float) -> Stretch:
         if running and began is None:
             began = time.time()
         if began is not None and not running:
-            return Stretch(began, time.time() - 1, step=1.0)
+            return Stretch(began, time.time() - RUNNING_SECONDS, step=1.0)
         time.sleep(0.5)
     raise TimeoutError(f"no run began and ended within --seconds {seconds:g}")
 

@@ -92,8 +92,8 @@ class Picture:
             for series in self._prometheus.query_range(expr, stretch.start, stretch.end, stretch.step):
                 seconds = [time - stretch.start for time, _ in series.points]
                 values = [value * scale for _, value in series.points]
-                found.append(Line(query.name(series.labels).removesuffix(" · "), seconds, values))
-        return found
+                found.append(Line(query.name(series.labels), seconds, values))
+        return _without_run(found)
 
     def _timeseries(self, axis: Any, panel: PanelOnFile) -> None:
         lines = self._lines(panel)
@@ -106,7 +106,9 @@ class Picture:
         if panel.limit is not None:
             axis.axhline(panel.limit * SCALES.get(panel.unit, 1.0), color="red", linestyle="--", linewidth=0.8)
         axis.set_xlim(0, self._stretch.end - self._stretch.start)
-        axis.set_ylim(bottom=min([0.0, *(v for line in lines for v in line.values if math.isfinite(v))]))
+        values = [v for line in lines for v in line.values if math.isfinite(v)]
+        if not panel.stacked:
+            axis.set_ylim(min([0.0, *values]), 1.15 * max([*values, 0.0]) or 1.0)
         axis.grid(alpha=0.3)
         if lines:
             axis.legend(*(part[:MOST_IN_LEGEND] for part in axis.get_legend_handles_labels()), fontsize=6, loc="best")
@@ -129,11 +131,7 @@ class Picture:
         names_only = panel.fields["options"]["textMode"] == "name"
         lines = [line for line in self._lines(panel) if line.values]
         newest = max((line.seconds[-1] for line in lines), default=0.0)
-        texts = [
-            line.name.split(" · ")[0] if names_only else f"{line.values[-1]:.4g}"
-            for line in lines
-            if line.seconds[-1] == newest
-        ]
+        texts = [line.name if names_only else f"{line.values[-1]:.4g}" for line in lines if line.seconds[-1] == newest]
         _say(axis, "\n".join(texts) or "no data in this run", size=16)
 
     def _states(self, axis: Any, panel: PanelOnFile) -> None:
@@ -143,7 +141,7 @@ class Picture:
                 (second, self._stretch.step) for second, value in zip(line.seconds, line.values, strict=True) if value
             ]
             axis.broken_barh(spans, (i - 0.4, 0.8), color=f"C{i}")
-        axis.set_yticks(range(len(lines)), [line.name.split(" · ")[0] for line in lines], fontsize=7)
+        axis.set_yticks(range(len(lines)), [line.name for line in lines], fontsize=7)
         axis.set_xlim(0, self._stretch.end - self._stretch.start)
 
     def _text(self, axis: Any, panel: PanelOnFile) -> None:
@@ -154,6 +152,13 @@ class Picture:
             weight = "bold" if i == 0 else "normal"
             axis.text(0.0, 1 - (i + 0.5) / len(cells), first, fontsize=7, weight=weight, va="center")
             axis.text(0.25, 1 - (i + 0.5) / len(cells), second, fontsize=7, weight=weight, va="center")
+
+
+def _without_run(lines: list[Line]) -> list[Line]:
+    """Names without their run, which is the same everywhere when only one was scraped."""
+    if len({line.name.partition(" · ")[2] for line in lines} - {""}) > 1:
+        return lines
+    return [Line(line.name.partition(" · ")[0], line.seconds, line.values) for line in lines]
 
 
 def _stack(axis: Any, lines: list[Line], stretch: Stretch) -> None:
