@@ -40,7 +40,9 @@ async def ask_reward() -> str:
     addresses = os.environ["SLUICE_REWARD_ADDRESSES"].split(",")
     client = RewardClient(addresses, DEADLINE_SECONDS)
     items = [
-        ScoreItem(response, "exact", prompt="2+3=", response=response, ground_truth="5", extra_info="{}", response_length=1)
+        ScoreItem(
+            response, "exact", prompt="2+3=", response=response, ground_truth="5", extra_info="{}", response_length=1
+        )
         for response in ("5", "6")
     ]
     try:

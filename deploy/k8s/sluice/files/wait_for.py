@@ -40,7 +40,9 @@ def wait(wanted: Sequence[str], seconds: float = DEADLINE_SECONDS) -> int:
         while not is_there(what):
             now = time.monotonic()
             if now >= end:
-                print(f"wait_for: {what} was not there within {seconds:g} s; look at what should provide it", flush=True)
+                print(
+                    f"wait_for: {what} was not there within {seconds:g} s; look at what should provide it", flush=True
+                )
                 return 1
             if now >= say:
                 print(f"wait_for: waiting for {what}", flush=True)

@@ -23,7 +23,7 @@ env:
   - name: ENGINE_API_KEY
     valueFrom: {secretKeyRef: {name: {{ include "sluice.secret" . }}, key: engine-api-key}}
   # Whoever asks /health must not be told that a paused engine is dead.
-  {{- include "sluice.env" (list . (dict "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION" "false") $engine.env) | nindent 2 }}
+  {{- include "sluice.env" (list . (dict "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION" "false") $engine.env) | trim | nindent 2 }}
 terminationMessagePolicy: FallbackToLogsOnError
 # SGLang compiles kernels at its start and writes them under its home.
 securityContext:
@@ -52,7 +52,7 @@ env:
     "ENGINE_THREADS" $engine.threads
     "OMP_NUM_THREADS" $engine.threads
   }}
-  {{- include "sluice.env" (list . $env $engine.env) | nindent 2 }}
+  {{- include "sluice.env" (list . $env $engine.env) | trim | nindent 2 }}
 {{ include "sluice.containerRules" . }}
 resources: {{- toYaml $engine.resources | nindent 2 }}
 {{- end }}

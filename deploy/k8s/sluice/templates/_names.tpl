@@ -47,6 +47,11 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 http://{{ include "sluice.name" (list . "coordinator") }}:8080
 {{- end }}
 
+{{/* A full name: gRPC's own resolver need not know the cluster's short ones. It finds all replicas behind it. */}}
+{{- define "sluice.rewardAddress" -}}
+dns:///{{ include "sluice.name" (list . "reward") }}.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:50051
+{{- end }}
+
 {{/* What is to be trained, as the submitting Job says it: a change is a new run. */}}
 {{- define "sluice.runKey" -}}
 {{- $run := .Values.run -}}

@@ -105,8 +105,10 @@ securityContext:
     {{- range rest (rest .) }}
     - {{ . }}
     {{- end }}
+  {{- if has "nats" . }}
   env:
-    {{- include "sluice.natsEnv" $ | nindent 4 }}
+    {{- include "sluice.natsEnv" $ | trim | nindent 4 }}
+  {{- end }}
   {{- include "sluice.containerRules" $ | nindent 2 }}
   resources:
     requests: {cpu: 10m, memory: 32Mi}

@@ -73,8 +73,8 @@ containers:
     env:
       - name: POD_NAME
         valueFrom: {fieldRef: {fieldPath: metadata.name}}
-      {{- include "sluice.natsEnv" . | nindent 6 }}
-      {{- include "sluice.env" (list . $env $trainer.env) | nindent 6 }}
+      {{- include "sluice.natsEnv" . | trim | nindent 6 }}
+      {{- include "sluice.env" (list . $env $trainer.env) | trim | nindent 6 }}
     ports:
       - {name: metrics, containerPort: 9103}
       - {name: weights, containerPort: 50061}

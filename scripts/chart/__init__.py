@@ -1,0 +1,1 @@
+"""What is said about the Helm chart's resources without a cluster."""
