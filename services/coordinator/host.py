@@ -17,7 +17,7 @@ from services.coordinator.run import Run, announce
 from services.coordinator.runs import RunReader
 from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, FencedError, TransientError
-from sluice.telemetry import get_logger, instance_name
+from sluice.telemetry import get_logger, instance_name, log_context
 from sluice.transport.lease import Lease
 from sluice.transport.nats import Bus
 from sluice.types import RunState
@@ -41,7 +41,8 @@ class RunHost:
             while True:
                 for run_id in await self._open_runs():
                     if run_id not in self._held:
-                        await self._try(run_id)
+                        with log_context(run=run_id):  # the task that holds the run keeps it
+                            await self._try(run_id)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await end_tasks(list(self._held.values()))
@@ -57,7 +58,7 @@ class RunHost:
         try:
             lease = await Lease.acquire(self._bus, f"coordinator.{run_id}", self.name, self._config.lease_seconds)
         except (APIError, nats.errors.Error) as error:
-            self._log.warning("lease_unreachable", run_id=run_id, error=str(error))
+            self._log.warning("lease_unreachable", error=str(error))
             return
         if lease is not None:
             self._held[run_id] = asyncio.create_task(self._hold(run_id, lease), name=f"run {run_id}")
@@ -69,7 +70,7 @@ class RunHost:
         try:
             await asyncio.wait({held, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not held.done():
-                self._log.warning("lease_lost", run_id=run_id)
+                self._log.warning("lease_lost")
         finally:
             await end_tasks([held, lost])
             await lease.release()
@@ -81,15 +82,15 @@ class RunHost:
             await run.claim(self.name)
             await run.rebuild()
             await announce(self._bus, run.history)
-            self._log.info("run_claimed", run_id=run_id, state=str(run.history.state), batches=len(run.history.batches))
+            self._log.info("run_claimed", state=str(run.history.state), batches=len(run.history.batches))
             async with RunInbox(run) as inbox:
                 await coordinate(run, inbox)
         except FencedError as error:
-            self._log.warning("fenced", run_id=run_id, error=str(error))
+            self._log.warning("fenced", error=str(error))
         except ConfigError as error:
-            self._log.error("run_unusable", run_id=run_id, error=str(error))
+            self._log.error("run_unusable", error=str(error))
             with contextlib.suppress(FencedError, TransientError):
                 await run.change_state(RunState.FAILED, str(error))
         except Exception as error:
             # One run's fault must not take the others down: let go of it, and it is claimed and rebuilt again.
-            self._log.error("coordination_failed", run_id=run_id, error=str(error), exc_info=True)
+            self._log.error("coordination_failed", error=str(error), exc_info=True)

@@ -98,7 +98,7 @@ class Run:
 
     def __init__(self, bus: Bus, run_id: str, board: StatusBoard, log: Logger, metrics: CoordinatorMetrics) -> None:
         self.bus, self.board, self.metrics = bus, board, metrics
-        self.log = log.bind(run_id=run_id)
+        self.log = log.bind(run=run_id)
         self.history = RunHistory(run_id)
         self.workers = 0
         self.clocks = Clocks()
@@ -183,7 +183,7 @@ class Run:
         for n in drop.groups:
             self.clocks.issued_at.pop(n, None)
         self.metrics.dropped.labels(run=self.id, reason=str(drop.reason)).inc(len(drop.groups))
-        self.log.warning("groups_given_up", reason=str(drop.reason), groups=len(drop.groups))
+        self.log.warning("groups_given_up", reason=str(drop.reason), groups=list(drop.groups))
 
     async def emit(self, batch: Batch) -> None:
         await self.append(batch)
@@ -192,7 +192,10 @@ class Run:
             update={"in_flight": self.queue.in_flight, "kept_waiting": self.queue.kept}
         )
         self.metrics.observe_batch(self.id, view)
-        self.log.info("batch_emitted", step=batch.k, reward_mean=view.reward_mean, keep_rate=view.keep_rate)
+        groups = [group.n for group in batch.groups]
+        self.log.info(
+            "batch_emitted", step=batch.k, reward_mean=view.reward_mean, keep_rate=view.keep_rate, groups=groups
+        )
         await publish_event(self.bus, self.id, "batch", view.model_dump(mode="json"))
 
     async def change_state(self, state: RunState, reason: str, **fields: Any) -> None:
@@ -230,6 +233,9 @@ class Run:
         self.unscored_in_a_row = self.unscored_in_a_row + 1 if failed else 0
         self.verifier_error = group.error if failed else ""
         started, now = self.clocks.issued_at.pop(group.n, None), self.clocks.progress()
+        if started is not None:  # else it came late, and counts for nothing
+            what = {"reason": str(reason)} if reason else {}
+            self.log.info("group_dropped" if reason else "group_kept", group=group.n, **what)
         self.metrics.observe_group(self.id, group, reason, None if started is None else now - started)
 
     def dead_letter(self, sequence: int, error: WireError) -> None:

@@ -26,6 +26,7 @@ from services.rollout.weight_sync import WeightSync
 from sluice.cancellation import end_tasks
 from sluice.errors import TransientError, WaitTimeoutError
 from sluice.packed import TokenIds
+from sluice.telemetry import log_policy_version
 from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollout
 from sluice.types import Group, GroupStatus, Prompt, Rollout, RolloutSummary
 
@@ -70,7 +71,7 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
         await _quietly(delivery.ack() if bench.over.is_set() else delivery.hand_back(), bench)
         raise
     except (TransientError, WaitTimeoutError, *NATS_FAULTS) as error:
-        bench.run.log.warning("prompt_handed_back", n=delivery.prompt.n, error=str(error))
+        bench.run.log.warning("prompt_handed_back", error=str(error))
         await _quietly(delivery.hand_back(RETRY_SECONDS), bench)
     else:
         await _quietly(delivery.ack(), bench)  # unanswered, it is delivered again, and that attempt loses
@@ -136,7 +137,7 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
 async def _generate(prompt: Prompt, alone: bool, bench: Bench) -> list[Completion]:
     """Completions whose every token comes from a version that the prompt may see."""
     run = bench.run.id
-    await bench.sync.at_least(prompt.min_version)
+    log_policy_version(await bench.sync.at_least(prompt.min_version))
     try:
         async with bench.gate.exclusive() if alone else bench.gate.shared():
             with metrics.GENERATE_SECONDS.labels(run).time(), metrics.waiting(run, "generate"):
@@ -206,7 +207,6 @@ async def _commit(group: Group, bench: Bench) -> str:
     won = await store_group(bench.run.bus, group)
     bench.run.log.info(
         "group_stored" if won else "group_lost_to_another_attempt",
-        n=group.n,
         status=str(group.status),
         attempt=group.attempt,
         tokens=sum(rollout.length for rollout in group.rollouts),

@@ -22,6 +22,7 @@ from services.rollout.scoring import ResponseText
 from services.rollout.weight_sync import WeightSync
 from sluice.cancellation import end_tasks
 from sluice.errors import WaitTimeoutError
+from sluice.telemetry import log_context
 from sluice.transport.queues import Delivery, PromptQueue
 from sluice.transport.reward import RewardClient
 
@@ -72,7 +73,8 @@ class Worker:
                 return
             metrics.join(run.id, self._settings.max_groups_in_flight)
             try:
-                await self._serve_run(run, stop)
+                with log_context(run=run.id):
+                    await self._serve_run(run, stop)
             except RunUnfitError as error:
                 self._finder.reject(run.id, error)
             finally:
@@ -137,7 +139,8 @@ class Worker:
             else:
                 self._groups.discard(task)
 
-        task = asyncio.create_task(roll_out(delivery, bench), name=f"group {delivery.prompt.n}")
+        with log_context(group=delivery.prompt.n):  # the task keeps the context that it is made in
+            task = asyncio.create_task(roll_out(delivery, bench), name=f"group {delivery.prompt.n}")
         metrics.begin_group(bench.run.id)
         if delivery.redelivered:
             metrics.REDELIVERIES.labels(bench.run.id).inc()

@@ -84,11 +84,11 @@ class RunFinder:
         except (ConfigError, WireError) as error:
             self.reject(run_id, error)
             return None
-        return Run(run_id, spec, self._bus, self._worker, self._log.bind(run_id=run_id))
+        return Run(run_id, spec, self._bus, self._worker, self._log.bind(run=run_id))
 
     def reject(self, run_id: str, error: Exception) -> None:
         """Do not offer this run again."""
-        self._log.error("run_refused", run_id=run_id, error=str(error))
+        self._log.error("run_refused", run=run_id, error=str(error))
         self._unfit.add(run_id)
 
 

@@ -176,7 +176,7 @@ class WeightSync:
     async def _tell(self, version: PolicyVersion, seconds: float, nbytes: int) -> None:
         metrics.WEIGHT_SYNC_SECONDS.labels(self._run.id).observe(seconds)
         metrics.WEIGHT_SYNC_BYTES.labels(self._run.id).inc(nbytes)
-        self._log.info("weights_applied", version=str(version), seconds=round(seconds, 3), bytes=nbytes)
+        self._log.info("weights_applied", policy_version=str(version), seconds=round(seconds, 3), bytes=nbytes)
         fields = {"worker": self._run.worker, "version": str(version), "seconds": seconds, "bytes": nbytes}
         await publish_event(self._run.bus, self._run.id, "weights_applied", fields)
         await asyncio.to_thread(remove_old, self._cache, self._run.id, CACHED_VERSIONS, [version])

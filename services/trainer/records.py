@@ -12,7 +12,7 @@ from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.claim import Claim
 from services.trainer.purge import purge
 from services.trainer.report import StepReport
-from sluice.telemetry import Logger
+from sluice.telemetry import Logger, log_policy_version
 from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
 from sluice.transport.queues import publish_event
@@ -48,7 +48,8 @@ class Recorder:
         uri = f"grpc://{self._address}" if self._address else path.as_uri()
         self._append(Version(version, uri, manifest_hash, chain))
         metrics.VERSION.set(version.number)
-        self._log.info("version_published", version=str(version), uri=uri)
+        log_policy_version(version)
+        self._log.info("version_published", uri=uri)
 
     def begin_checkpoint(self, version: PolicyVersion) -> Path:
         """The folder that all ranks write into; one checkpoint is sealed at a time."""
@@ -93,7 +94,7 @@ class Recorder:
         metrics.observe(report)
         fields = report.fields()
         self._nats.call(publish_event(self._bus, self._claim.run_id, "step", fields), wait="step event")
-        shown = ("step", "version", "loss", "grad_norm", "reward_mean_kept", "entropy", "staleness_max", "seconds")
+        shown = ("step", "loss", "grad_norm", "reward_mean_kept", "entropy", "staleness_max", "seconds")
         self._log.info("step", **{name: fields[name] for name in shown})
 
     def _append(self, record: TrainerRecord) -> None:

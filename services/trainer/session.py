@@ -26,7 +26,7 @@ from services.trainer.records import Recorder
 from services.trainer.trainer import Trainer
 from services.trainer.zero import ZeroEngine
 from sluice.errors import ConfigError, DivergedError, PermanentError, RunFailedError, SluiceError
-from sluice.telemetry import Logger, instance_name
+from sluice.telemetry import Logger, instance_name, log_context
 from sluice.transport.lease import Lease
 from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
@@ -60,7 +60,8 @@ class Session:
         """
         run_id, lease = self._wait_for_run()
         try:
-            self._serve(run_id)
+            with log_context(run=run_id):
+                self._serve(run_id)
         finally:
             if lease is not None:
                 self.nats.call(lease.release(), "lease")
@@ -80,7 +81,7 @@ class Session:
 
     def _serve(self, run_id: str) -> None:
         claim, records = self._claim(run_id)
-        self.log.info("run_claimed", run=run_id, lineage=claim.lineage, k=claim.k)
+        self.log.info("run_claimed", lineage=claim.lineage, k=claim.k)
         try:
             self._train(claim, records)
         except SluiceError as error:
