@@ -14,23 +14,23 @@ ARG WHEELHOUSE=deploy/compose/wheelhouse
 # What pip and uv are told besides: --index-url of a mirror, say.
 ARG PIP_ARGS=""
 COPY ${WHEELHOUSE}/ /wheelhouse/
-COPY deploy/compose/build/install /usr/local/bin/
+COPY deploy/compose/build/install-packages /usr/local/bin/
 WORKDIR /src
 COPY constraints.txt pyproject.toml ./
-RUN install tools
+RUN install-packages tools
 ARG SERVICE
 # Extras of pyproject.toml, separated by commas: trainer,lora, say.
 ARG EXTRAS=${SERVICE}
 # Which torch: cpu, cu130, ...; empty: what the package index has, which is CUDA's.
 ARG TORCH_BACKEND=cpu
-RUN install packages
+RUN install-packages packages
 
 # --- code: our own package, apart from the others, so that a change of ours makes a small layer --------------------------
 FROM packages AS code
 COPY README.md LICENSE ./
 COPY services/ services/
 COPY sluice/ sluice/
-RUN install code
+RUN install-packages code
 
 # --- service: what runs --------------------------------------------------------------------------------------------------
 FROM ${BASE_IMAGE} AS service
@@ -58,7 +58,7 @@ ENTRYPOINT ["sluice-entrypoint"]
 
 # --- models: the engine's image plus what makes the small models that come with Sluice, for a one-shot container --------
 FROM code AS makers
-RUN install makers
+RUN install-packages makers
 
 FROM service AS models
 COPY --from=makers /opt/makers /opt/makers

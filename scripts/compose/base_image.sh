@@ -12,6 +12,7 @@ if [ ! -f "$tarball" ]; then
     say "making the base image by debootstrap (once)"
     root=$(mktemp -d "$home/debootstrap.XXXX")
     trap 'rm -rf "$root"' EXIT
+    # shellcheck disable=SC2016  # apt's own variables
     mirror=$(apt-get indextargets --format '$(SITE) $(RELEASE)' | awk '$2 == "bookworm" { print $1; exit }')
     debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,wget bookworm "$root" \
         "${mirror:-}" >"$home/debootstrap.log" 2>&1 || fail "debootstrap failed: $(tail -1 "$home/debootstrap.log")"
