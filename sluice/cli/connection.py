@@ -12,6 +12,7 @@ import typer
 from sluice.client import RunsClient
 from sluice.errors import ConfigError
 from sluice.local.state import find_stack
+from sluice.secrets import read_secret
 
 T = TypeVar("T")
 
@@ -30,13 +31,14 @@ RunId = Annotated[
 
 
 def connect(at: str | None) -> RunsClient:
-    """A client of the API at an address, or of the local stack of that name; the token comes from SLUICE_API_TOKEN.
+    """A client of the API at an address, or of the local stack of that name; the token comes from SLUICE_API_TOKEN, or
+    from the file that SLUICE_API_TOKEN_FILE names.
 
     Raises:
-        ConfigError: no address was given and no such stack runs in this folder.
+        ConfigError: no address was given and no such stack runs in this folder, or the token's file cannot be read.
     """
     url = at if at and "://" in at else find_stack(at).api_url
-    return RunsClient(url, os.environ.get("SLUICE_API_TOKEN") or None)
+    return RunsClient(url, read_secret("SLUICE_API_TOKEN", os.environ))
 
 
 async def newest_run(client: RunsClient) -> str:
