@@ -54,7 +54,7 @@ ENV SERVICE=${SERVICE} \
     HF_HUB_OFFLINE=1 \
     TOKENIZERS_PARALLELISM=false
 USER 10001:10001
-ENTRYPOINT ["sluice-entrypoint"]
+CMD ["/bin/sh", "-c", "exec python -m \"services.$SERVICE\""]
 
 # --- models: the engine's image plus what makes the small models that come with Sluice, for a one-shot container --------
 FROM code AS makers
