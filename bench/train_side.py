@@ -119,17 +119,9 @@ def take_turn(spec: RunSpec, request: Mapping[str, Any]) -> dict[str, float]:
 
 def responses_of(groups: Sequence[SampledGroup], spec: RunSpec) -> list[list[Response]]:
     """The sampled groups as the trainer would train them."""
-    mode, longest = spec.algorithm.loss_agg_mode, spec.rollout.max_response_length
-    totals = count_denominators(len(tokens) for group in groups for tokens in group["tokens"])
     return [
         [
-            Response(
-                tuple(group["prompt"]),
-                tuple(tokens),
-                tuple(logprobs),
-                advantage,
-                token_weight(mode, len(tokens), totals, longest),
-            )
+            Response(tuple(group["prompt"]), tuple(tokens), tuple(logprobs), advantage, n)
             for tokens, logprobs, advantage in zip(
                 group["tokens"],
                 group["logprobs"],
@@ -137,7 +129,7 @@ def responses_of(groups: Sequence[SampledGroup], spec: RunSpec) -> list[list[Res
                 strict=True,
             )
         ]
-        for group in groups
+        for n, group in enumerate(groups)
     ]
 
 
@@ -152,7 +144,7 @@ def _packed(spec: RunSpec, groups: list[list[Response]], optimizer: str) -> tupl
     learner = Learner(engine, ranks, spec)
 
     def step() -> tuple[float, float]:
-        outcome = learner.train([micro_batches], spec.optim.lr, ())
+        outcome = learner.train([micro_batches], lambda _: spec.optim.lr)
         return outcome.sums.loss, outcome.grad_norms[0]
 
     return step, sum(micro_batch.size for micro_batch in micro_batches)
@@ -170,7 +162,7 @@ def _padded(spec: RunSpec, groups: list[list[Response]]) -> tuple[Step, int]:
     engine = TorchEngine(model, spec)
     algorithm = spec.algorithm
     clip = ClipRange(algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c)
-    rows = padded_rows([response for group in groups for response in group], spec.trainer.max_tokens_per_micro_batch)
+    rows = padded_rows([response for group in groups for response in group], spec)
 
     def step() -> tuple[float, float]:
         total = 0.0
@@ -200,16 +192,21 @@ def _padded_loss(model: Any, rows: PaddedRows, clip: ClipRange) -> Tensor:
     return (token.loss * rows.weights[chosen]).sum()
 
 
-def padded_rows(responses: Sequence[Response], budget: int) -> list[PaddedRows]:
-    """As many rows at a time as the budget (tokens, padding included) allows."""
+def padded_rows(responses: Sequence[Response], spec: RunSpec) -> list[PaddedRows]:
+    """As many rows at a time as the run's token budget, padding included, allows."""
+    mode, longest = spec.algorithm.loss_agg_mode, spec.rollout.max_response_length
+    totals = count_denominators((r.group, len(r.tokens)) for r in responses)
     prompt = max(len(r.prompt) for r in responses)
     response = max(len(r.tokens) for r in responses)
-    count = max(budget // (prompt + response), 1)
-    parts = [responses[at : at + count] for at in range(0, len(responses), count)]
+    count = max(spec.trainer.max_tokens_per_micro_batch // (prompt + response), 1)
+    weighed = [(r, token_weight(mode, r.group, len(r.tokens), totals, longest)) for r in responses]
+    parts = [weighed[at : at + count] for at in range(0, len(weighed), count)]
     return [_padded_rows(part, prompt, response) for part in parts]
 
 
-def _padded_rows(responses: Sequence[Response], prompt: int, length: int) -> PaddedRows:
+def _padded_rows(weighed: Sequence[tuple[Response, float]], prompt: int, length: int) -> PaddedRows:
+    responses = [r for r, _ in weighed]
+
     def columns(values: Callable[[Response], Sequence[float]]) -> Tensor:
         return torch.tensor([[*values(r), *[0.0] * (length - len(r.tokens))] for r in responses])
 
@@ -224,7 +221,7 @@ def _padded_rows(responses: Sequence[Response], prompt: int, length: int) -> Pad
         trained=torch.arange(length) < lengths,
         behaviour=columns(lambda r: r.behaviour),
         advantages=columns(lambda r: [r.advantage] * len(r.tokens)),
-        weights=columns(lambda r: [r.weight] * len(r.tokens)),
+        weights=torch.tensor([[weight] * length for _, weight in weighed]),
     )
 
 

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from services.trainer.forest import Response
 from sluice.algorithms.advantages import group_advantages
-from sluice.algorithms.aggregation import Denominators, count_denominators, token_weight
+from sluice.algorithms.shaping import trained_tokens
 from sluice.config import RunSpec
 from sluice.errors import WireError
-from sluice.types import Batch, BatchGroup, Rollout
+from sluice.types import Batch, BatchGroup, Rollout, RolloutSummary
 
 
-@dataclass(frozen=True, slots=True)
-class MiniBatch:
-    """The groups of one optimizer update, over all ranks, with the counts that its loss divides by."""
+def split_mini_batches(batch: Batch, spec: RunSpec) -> list[tuple[BatchGroup, ...]]:
+    """The groups of each optimizer update of one pass, over all ranks, in the order of the record.
 
-    groups: tuple[BatchGroup, ...]
-    totals: Denominators
-
-
-def split_mini_batches(batch: Batch, updates: int) -> list[MiniBatch]:
-    """`updates` mini-batches of whole groups in the order of the record, of sizes that differ by at most one.
-
-    One without a trainable token makes no update and is left out, so a short batch may have fewer.
+    A mini-batch has `prompts_per_step / updates_per_step` groups; the last one of a short batch may have fewer. One
+    without a trainable token makes no update and is left out.
     """
-    borders = [round(len(batch.groups) * i / updates) for i in range(updates + 1)]
-    parts = [batch.groups[a:b] for a, b in itertools.pairwise(borders)]
-    found = [MiniBatch(part, count_denominators(r.length for g in part for r in g.rollouts)) for part in parts]
-    return [m for m in found if m.totals.tokens]
+    size = spec.trainer.prompts_per_step // spec.trainer.updates_per_step
+    parts = [batch.groups[at : at + size] for at in range(0, len(batch.groups), size)]
+    return [part for part in parts if any(_trained(r, spec) for g in part for r in g.rollouts)]
 
 
 def share_out(groups: Sequence[BatchGroup], ranks: int) -> list[list[BatchGroup]]:
@@ -44,15 +34,11 @@ def share_out(groups: Sequence[BatchGroup], ranks: int) -> list[list[BatchGroup]
     return shares
 
 
-def make_responses(
-    group: BatchGroup, rollouts: Sequence[Rollout], totals: Denominators, spec: RunSpec, ranks: int
-) -> list[Response]:
-    """What training needs of a group; responses without a token are part of its advantages and of nothing else.
+def make_responses(group: BatchGroup, rollouts: Sequence[Rollout], spec: RunSpec) -> list[Response]:
+    """What training needs of a group. Responses without a token, or filtered, are in its advantages and nowhere else.
 
     Args:
         rollouts: the group's rollouts as fetched, in order.
-        totals: counts of the mini-batch that the group is in.
-        ranks: data-parallel size; ZeRO averages gradients over it, so each weight is multiplied by it.
 
     Raises:
         WireError: the rollouts are not those that the record describes.
@@ -64,19 +50,27 @@ def make_responses(
                 f"group {group.n} names rollout {group.n}/{group.attempt}/{i} of {summary.length} tokens, but "
                 f"{rollout.n}/{rollout.attempt}/{rollout.i} of {len(rollout.token_ids)} tokens is stored there"
             )
-    advantages = group_advantages([r.reward for r in group.rollouts], spec.algorithm.norm_adv_by_std)
-    mode, longest = spec.algorithm.loss_agg_mode, spec.rollout.max_response_length
     return [
         Response(
             prompt=rollout.prompt_token_ids,
             tokens=rollout.token_ids,
             behaviour=rollout.logprobs,
             advantage=advantage,
-            weight=ranks * token_weight(mode, len(rollout.token_ids), totals, longest),
+            group=group.n,
         )
-        for rollout, advantage in zip(rollouts, advantages, strict=True)
-        if rollout.token_ids
+        for rollout, summary, advantage in zip(rollouts, group.rollouts, advantages_of(group, spec), strict=True)
+        if _trained(summary, spec)
     ]
+
+
+def advantages_of(group: BatchGroup, spec: RunSpec) -> list[float]:
+    """Of each response of the group, filtered ones included, from the rewards in the record."""
+    rewards = [r.reward for r in group.rollouts]
+    return group_advantages(rewards, spec.algorithm.norm_adv_by_std, spec.algorithm.singleton_advantage or "reward")
+
+
+def _trained(summary: RolloutSummary, spec: RunSpec) -> int:
+    return trained_tokens(summary.length, summary.finish_reason, spec.algorithm.overlong_filtering)
 
 
 def _tokens(group: BatchGroup) -> int:

@@ -43,6 +43,8 @@ class CheckpointManifest:
     optimizer_updates: int
     world_size: int
     """DeepSpeed's shards can only be read by as many ranks as wrote them."""
+    updated_steps: int | None = None
+    """Training steps that made an update: where the learning rate stands. None: written before it was kept."""
     format: int = FORMAT
     files: dict[str, dict[str, Any]] | None = None
     """Relative path → `bytes` and `blake2b` (hex, 256 bits); filled in when it is written."""

@@ -48,6 +48,17 @@ class Claim:
         """Batches that are in the weights at the start."""
         return self.restored.record.k if self.restored else 0
 
+    @property
+    def updates(self) -> int:
+        """Optimizer updates that are in the weights at the start."""
+        return self.restored.manifest.optimizer_updates if self.restored else 0
+
+    @property
+    def updated_steps(self) -> int:
+        """Training steps that made them."""
+        found = self.restored.manifest.updated_steps if self.restored else 0
+        return self.k if found is None else found
+
 
 async def wait_for_run(bus: Bus, holder: str, lease_seconds: float) -> tuple[str, Lease]:
     """The oldest run that is not over and whose lease is free, with that lease; looks once a second."""

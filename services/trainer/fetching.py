@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.trainer.assignment import MiniBatch, make_responses, share_out, split_mini_batches
+from services.trainer.assignment import make_responses, share_out, split_mini_batches
 from services.trainer.bus import NatsThread
 from services.trainer.packing import MicroBatch, PackingLimits, pack
 from services.trainer.ranks import Ranks
@@ -52,8 +52,8 @@ class Fetcher:
 
     def _fetch(self, batch: Batch) -> Share:
         mine = plan_share(batch, self._spec, self._ranks.rank, self._ranks.world_size)
-        rollouts = self._rollouts([group for _, groups in mine for group in groups])
-        return assemble_share(mine, rollouts, self._spec, self._ranks.world_size, self._limits)
+        rollouts = self._rollouts([group for groups in mine for group in groups])
+        return assemble_share(mine, rollouts, self._spec, self._limits)
 
     def _rollouts(self, groups: Sequence[BatchGroup]) -> dict[int, list[Rollout]]:
         wanted = [(r.sequences, r.content_hash) for g in groups for r in g.rollouts]
@@ -63,22 +63,17 @@ class Fetcher:
         return {g.n: [next(found) for _ in g.rollouts] for g in groups}
 
 
-Plan = Sequence[tuple[MiniBatch, Sequence[BatchGroup]]]
-"""Each optimizer update with this rank's groups of it."""
-
-
-def plan_share(batch: Batch, spec: RunSpec, rank: int, world_size: int) -> Plan:
+def plan_share(batch: Batch, spec: RunSpec, rank: int, world_size: int) -> list[list[BatchGroup]]:
     """Which groups `rank` trains in which update: a pure function of the record, so all ranks agree on it."""
-    mini_batches = split_mini_batches(batch, spec.trainer.updates_per_step)
-    return [(m, share_out(m.groups, world_size)[rank]) for m in mini_batches]
+    return [share_out(groups, world_size)[rank] for groups in split_mini_batches(batch, spec)]
 
 
 def assemble_share(
-    plan: Plan, rollouts: Mapping[int, Sequence[Rollout]], spec: RunSpec, world_size: int, limits: PackingLimits
+    plan: Sequence[Sequence[BatchGroup]],
+    rollouts: Mapping[int, Sequence[Rollout]],
+    spec: RunSpec,
+    limits: PackingLimits,
 ) -> Share:
     """Pack a plan's groups, given their rollouts by issue number. Raises: WireError: they are not the group's."""
-    updates = []
-    for mini_batch, groups in plan:
-        responses = [make_responses(g, rollouts[g.n], mini_batch.totals, spec, world_size) for g in groups]
-        updates.append(tuple(pack(responses, limits)))
+    updates = [tuple(pack([make_responses(g, rollouts[g.n], spec) for g in groups], limits)) for groups in plan]
     return Share(tuple(updates), sum(len(r.prompt_token_ids) for found in rollouts.values() for r in found))

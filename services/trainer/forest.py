@@ -27,8 +27,8 @@ class Response:
     behaviour: Sequence[float]
     """Behaviour log-prob (nats) of each token."""
     advantage: float
-    weight: float
-    """What each token loss is multiplied by before the sum (aggregation, times the ranks that are averaged)."""
+    group: int
+    """Issue number."""
 
     @property
     def inputs(self) -> IntArray:

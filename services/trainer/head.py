@@ -19,37 +19,45 @@ CHUNK_BYTES = 32 << 20
 class LogProbHead(nn.Module):
     """The language-model head, ending in log-probs. It owns the weight so that ZeRO-3 gathers it around `forward`."""
 
-    def __init__(self, weight: nn.Parameter, temperature: float) -> None:
+    def __init__(self, weight: nn.Parameter, temperature: float, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.weight = weight
         self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
 
     def forward(self, hidden: Tensor, slots: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-prob (with gradient) and entropy (without) of each trained token, in nats: both [n] float32.
+        """Log-prob and entropy of each trained token, in nats: both [n] float32, or float64 if the weight is.
 
         Args:
             hidden: [m, width] states of the predicting nodes.
             slots: [n] ascending indices into `hidden`; several tokens may be predicted from one node.
             targets: [n] token ids.
+
+        The log-prob always has a gradient, the entropy only with `entropy_gradient`: it costs one more pass over the
+        logits of a chunk.
         """
         logp, entropy = _LogProbs.apply(  # type: ignore[no-untyped-call]  # torch does not annotate autograd functions
             hidden, self.weight, slots, targets, 1.0 / self.temperature
         )
-        return logp, entropy
+        return logp, entropy if self.entropy_gradient else entropy.detach()
 
 
 class _LogProbs(torch.autograd.Function):
-    """log softmax(scale · hidden · weightᵀ) at the targets. Softmax in float32, products in the weight's dtype."""
+    """log softmax(scale · hidden · weightᵀ) at the targets: softmax in float32 or more, products in the weight's dtype.
+
+    With p the softmax and H its entropy: ∂ log p_t / ∂ logit_j = 1[j = t] − p_j, ∂ H / ∂ logit_j = −p_j (log p_j + H).
+    """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, slots: Tensor, targets: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        normaliser = hidden.new_empty(len(hidden), dtype=torch.float32)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        normaliser = hidden.new_empty(len(hidden), dtype=dtype)
         entropy = torch.empty_like(normaliser)
-        logp = hidden.new_empty(len(slots), dtype=torch.float32)
+        logp = hidden.new_empty(len(slots), dtype=dtype)
         for rows, tokens in _chunks(slots, len(hidden), len(weight)):
-            logits = functional.linear(hidden[rows], weight).float().mul_(scale)
+            logits = functional.linear(hidden[rows], weight).to(dtype).mul_(scale)
             at = slots[tokens] - rows.start
             picked = logits[at, targets[tokens]]
             top = logits.amax(dim=1, keepdim=True)
@@ -60,24 +68,36 @@ class _LogProbs(torch.autograd.Function):
             normaliser[rows] = total.log().add_(top.squeeze(1))
             entropy[rows] = total.log_().sub_(mean)
             logp[tokens] = picked - normaliser[rows][at]
-        ctx.save_for_backward(hidden, weight, slots, targets, normaliser)
+        ctx.save_for_backward(hidden, weight, slots, targets, normaliser, entropy)
         ctx.scale = scale
-        spread = entropy[slots]
-        ctx.mark_non_differentiable(spread)
-        return logp, spread
+        ctx.set_materialize_grads(False)
+        return logp, entropy[slots]
 
     @staticmethod
-    def backward(ctx: Any, grad_logp: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden, weight, slots, targets, normaliser = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, weight, slots, targets, normaliser, entropy = ctx.saved_tensors
+        if grad_logp is None:
+            grad_logp = normaliser.new_zeros(len(slots))
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
         for rows, tokens in _chunks(slots, len(hidden), len(weight)):
-            logits = functional.linear(hidden[rows], weight).float().mul_(ctx.scale)
+            logits = functional.linear(hidden[rows], weight).to(normaliser.dtype).mul_(ctx.scale)
             at = slots[tokens] - rows.start
             grad = grad_logp[tokens] * ctx.scale
-            of_node = logits.new_zeros(len(logits)).index_add_(0, at, grad)
-            probabilities = logits.sub_(normaliser[rows].unsqueeze(1)).exp_()
-            d_logits = probabilities.mul_(-of_node.unsqueeze(1))
+            of_node = logits.new_zeros(len(logits), 1).index_add_(0, at, grad.unsqueeze(1))
+            log_probs = logits.sub_(normaliser[rows].unsqueeze(1))
+            if grad_entropy is None:
+                d_logits = log_probs.exp_().mul_(-of_node)
+            else:
+                by_entropy = torch.zeros_like(of_node).index_add_(
+                    0, at, (grad_entropy[tokens] * ctx.scale).unsqueeze(1)
+                )
+                probabilities = torch.exp(log_probs)
+                d_logits = (
+                    log_probs.add_(entropy[rows].unsqueeze(1)).mul_(-by_entropy).sub_(of_node).mul_(probabilities)
+                )
             d_logits.index_put_((at, targets[tokens]), grad, accumulate=True)
             d_logits = d_logits.to(weight.dtype)
             torch.mm(d_logits, weight, out=grad_hidden[rows])

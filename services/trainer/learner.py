@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from services.trainer.packing import MicroBatch, masked_micro_batch
+from services.trainer.packing import MicroBatch
+from services.trainer.preparation import Anchored, Part, Preparation, Update
 from services.trainer.ranks import Ranks
+from services.trainer.reference import ReferenceModel
+from services.trainer.rules import LossRules
 from services.trainer.zero import ZeroEngine
-from sluice.algorithms.losses import ClipRange, MetricSums, dapo_token_loss, importance_weights, metric_sums
+from sluice.algorithms.losses import (
+    GapSums,
+    UpdateSums,
+    gap_sums,
+    importance_weights,
+    kl_estimate,
+    merge,
+    policy_token_loss,
+    raw_weights,
+    update_sums,
+)
 from sluice.config import RunSpec
 from sluice.errors import DivergedError
 
@@ -23,76 +36,137 @@ class Outcome:
 
     updates: int
     grad_norms: tuple[float, ...]
-    sums: MetricSums
+    """Before clipping, of each update."""
+    sums: UpdateSums
+    gap: GapSums
+    trained_tokens: int
+    """In one pass over the batch."""
+    trained_sequences: int
 
 
 class Learner:
     """Turns packed mini-batches into optimizer updates. All ranks call it with their own shares of the same updates."""
 
-    def __init__(self, engine: ZeroEngine, ranks: Ranks, spec: RunSpec) -> None:
+    def __init__(
+        self, engine: ZeroEngine, ranks: Ranks, spec: RunSpec, reference: ReferenceModel | None = None
+    ) -> None:
         self._engine, self._ranks = engine, ranks
-        algorithm = spec.algorithm
-        self._clip = ClipRange(algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c)
-        self._recompute = algorithm.proximal == "recompute"
-        self._cap = algorithm.importance_weight_cap
+        self._rules = LossRules.of(spec)
+        self._epochs = spec.trainer.epochs_per_step
+        self._preparation = Preparation(engine, ranks, self._rules, reference)
+        self._sums: list[UpdateSums] = []
+        self._gaps: list[GapSums] = []
 
-    def train(self, mini_batches: Sequence[Sequence[MicroBatch]], lr: float, groups: Sequence[int]) -> Outcome:
-        """One optimizer update a mini-batch.
+    def train(self, mini_batches: Sequence[Sequence[MicroBatch]], rate: Callable[[int], float]) -> Outcome:
+        """One optimizer update a mini-batch and epoch; a mini-batch without a trained token makes none.
 
-        The proximal policy is the one before the first update. With a single update that is the current policy, so its
-        log-probs are those of the forward pass itself; with several they are computed before the first update.
+        The proximal policy is the one before the first update, for all epochs.
 
         Args:
             mini_batches: this rank's micro-batches of each update; every rank passes the same number of updates.
-            lr: learning rate.
-            groups: issue numbers of the batch, for the message when it diverges.
+            rate: learning rate of the step's update number i, from 0.
 
         Raises:
-            DivergedError: the loss or a gradient norm is NaN or Inf; no update was made from it.
+            DivergedError: a loss or a gradient norm is NaN or Inf; no update was made from it. Names the groups.
         """
-        padded = self._same_length_on_all_ranks(mini_batches)
-        anchors: list[list[Tensor | None]] = [[None] * len(micro_batches) for micro_batches in padded]
-        if self._recompute and len(padded) > 1:
-            anchors = [[self._engine.logprobs(m) for m in micro_batches] for micro_batches in padded]
-        sums = torch.zeros(len(fields(MetricSums)), dtype=torch.float64)
-        norms = []
-        for micro_batches, proximal in zip(padded, anchors, strict=True):
-            sums += self._accumulate(micro_batches, proximal)
-            norms.append(self._engine.step(lr))
-            if not math.isfinite(norms[-1]):
-                break
-        total = MetricSums(*self._ranks.total(sums).tolist())
-        if not all(map(math.isfinite, (total.loss, *norms))):
-            raise DivergedError(
-                f"loss {total.loss} and gradient norms {norms} are not finite; the batch trains groups {list(groups)}"
-            )
-        return Outcome(len(norms), tuple(norms), total)
+        self._sums, self._gaps = [], []
+        prepared = self._preparation.prepare(mini_batches, self._epochs)
+        self._measure(prepared)
+        updates = [update for update in prepared if update.totals.tokens]
+        norms: list[float] = []
+        for update in updates * self._epochs:
+            self._accumulate(update, first=not norms)
+            norms.append(self._engine.step(rate(len(norms))))
+            self._check_norm(norms, update)
+        return Outcome(
+            updates=len(norms),
+            grad_norms=tuple(norms),
+            sums=merge(self._ranks.gather(merge(self._sums, UpdateSums())), UpdateSums()),
+            gap=merge(self._ranks.gather(merge(self._gaps, GapSums())), GapSums()),
+            trained_tokens=sum(update.totals.tokens for update in updates),
+            trained_sequences=sum(update.totals.sequences for update in updates),
+        )
 
-    def _same_length_on_all_ranks(self, mini_batches: Sequence[Sequence[MicroBatch]]) -> list[list[MicroBatch]]:
-        counts = self._ranks.gather([len(micro_batches) for micro_batches in mini_batches])
-        most = [max(column) for column in zip(*counts, strict=True)]
-        device = self._engine.device
-        return [
-            [m.to(device) for m in (*micro_batches, *[masked_micro_batch()] * (wanted - len(micro_batches)))]
-            for micro_batches, wanted in zip(mini_batches, most, strict=True)
-        ]
+    def _accumulate(self, update: Update, first: bool) -> None:
+        """The gradient of one mini-batch, and its statistics.
 
-    def _accumulate(self, micro_batches: Sequence[MicroBatch], anchors: Sequence[Tensor | None]) -> Tensor:
-        sums = torch.zeros(len(fields(MetricSums)), dtype=torch.float64)
-        for at, (batch, anchor) in enumerate(zip(micro_batches, anchors, strict=True), start=1):
+        Raises:
+            DivergedError: on every rank, when a loss on any of them is not finite.
+        """
+        diverged: set[int] = set()
+        for at, part in enumerate(update.parts, start=1):
+            batch = part.anchored.batch.to(self._engine.device)
             logp, entropy = self._engine.forward(batch)
-            recomputed = logp.detach() if anchor is None else anchor
-            proximal, importance = self._anchor(batch, recomputed)
-            token = dapo_token_loss(logp, proximal, batch.advantages, self._clip)
-            weighted = token.loss * importance * batch.weights
-            self._engine.backward(weighted.sum(), last=at == len(micro_batches))
-            if not batch.masked:
-                gap = (recomputed - batch.behaviour).abs()
-                sums += metric_sums(token, weighted, entropy, gap, importance).cpu()
-        return sums
+            logp, entropy = logp.double(), entropy.double()
+            if first and part.anchored.trainer is None:
+                self._gaps += self._gap(part.anchored, logp.detach())
+            loss = self._loss(part, batch, logp, entropy)
+            # ZeRO averages over ranks what has to be added up.
+            self._engine.backward(loss.sum() * self._ranks.world_size, last=at == len(update.parts))
+            if not bool(torch.isfinite(loss).all()):
+                diverged |= {batch.groups[i] for i in batch.of_response[~torch.isfinite(loss)].tolist()}
+        if self._ranks.total(torch.tensor([float(len(diverged))])).item():
+            groups = sorted(set().union(*self._ranks.gather(diverged)))
+            raise DivergedError(f"the loss of groups {groups} is NaN or Inf; no update was made from it")
 
-    def _anchor(self, batch: MicroBatch, recomputed: Tensor) -> tuple[Tensor, Tensor]:
-        """Proximal log-probs, and the weights that correct behaviour to proximal."""
-        if not self._recompute:
-            return batch.behaviour, torch.ones_like(batch.behaviour)
-        return recomputed, importance_weights(recomputed, batch.behaviour, self._cap)
+    def _loss(self, part: Part, batch: MicroBatch, logp: Tensor, entropy: Tensor) -> Tensor:
+        """[n] weighted loss of each token: their sum over all micro-batches and ranks is the loss."""
+        rules, anchored = self._rules, part.anchored
+        trainer = logp.detach() if anchored.trainer is None else anchored.trainer
+        token = policy_token_loss(
+            rules.mode,
+            logp=logp,
+            proximal=trainer if rules.recompute else batch.behaviour,
+            advantages=batch.advantages,
+            clip=rules.clip,
+            responses=batch.responses,
+            kept=anchored.kept,
+        )
+        policy_loss = token.loss * self._importance(batch, trainer) * part.weights
+        loss, kl = policy_loss, None
+        if anchored.reference is not None:
+            kl = kl_estimate(rules.kl_type, logp, anchored.reference)
+            loss = loss + rules.kl_coef * kl * part.weights
+        if rules.entropy_coeff:
+            loss = loss - rules.entropy_coeff * entropy * part.weights
+        if not batch.masked:
+            self._sums.append(
+                update_sums(
+                    token,
+                    policy_loss=policy_loss,
+                    loss=loss,
+                    logp=logp,
+                    entropy=entropy,
+                    reference_kl=kl,
+                    kept=anchored.kept,
+                )
+            )
+        return loss
+
+    def _importance(self, batch: MicroBatch, trainer: Tensor) -> Tensor:
+        rule = self._rules.weights
+        if rule is None:
+            return torch.ones_like(trainer)
+        return importance_weights(raw_weights(trainer, batch.behaviour, rule.level, batch.responses), rule)
+
+    def _measure(self, prepared: Sequence[Update]) -> None:
+        """Both policies against each other, where the trainer's log-probs are known before the first update."""
+        for update in prepared:
+            for part in update.parts:
+                if part.anchored.trainer is not None:
+                    self._gaps += self._gap(part.anchored, part.anchored.trainer)
+
+    def _gap(self, anchored: Anchored, trainer: Tensor) -> list[GapSums]:
+        batch = anchored.batch.to(trainer.device)
+        if batch.masked:
+            return []
+        weights = self._importance(batch, trainer)
+        return [gap_sums(trainer, batch.behaviour, weights, self._rules.weights, batch.responses, anchored.kept)]
+
+    def _check_norm(self, norms: Sequence[float], update: Update) -> None:
+        """Raises: DivergedError: the newest norm, the same on every rank, is not finite."""
+        if not math.isfinite(norms[-1]):
+            raise DivergedError(
+                f"gradient norm of update {len(norms)} of the step is {norms[-1]}, though every loss is finite; "
+                f"its mini-batch trains groups {sorted(update.totals.groups)}"
+            )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.forest import Response, grow_forest
+from sluice.algorithms.losses import Responses
 
 Group = Sequence[Response]
 """Responses to one prompt; where beginnings are shared they are packed into the same row."""
@@ -36,7 +37,8 @@ class MicroBatch:
 
     input_ids, position_ids: [R, L]; visible: [R, L, L] bool, or None with `single_row`.
     nodes: [m] flat indices into R·L whose logits are needed. slots: [n] index into `nodes` of each trained token,
-    ascending; targets: [n] the tokens themselves; behaviour, advantages, weights: [n] float32.
+    ascending; targets: [n] the tokens themselves; of_response: [n] int64 index into `groups`; behaviour, advantages:
+    [n] float64, for there are few of them and every aggregation of them should be exact.
     """
 
     input_ids: Tensor
@@ -47,7 +49,9 @@ class MicroBatch:
     targets: Tensor
     behaviour: Tensor
     advantages: Tensor
-    weights: Tensor
+    of_response: Tensor
+    groups: tuple[int, ...]
+    """Issue number of the group of each response."""
     masked: bool = False
     """Only there so that this rank makes the same collective calls as the others: nothing of it counts."""
 
@@ -55,6 +59,11 @@ class MicroBatch:
     def size(self) -> int:
         """Computed tokens, padding included."""
         return self.input_ids.numel()
+
+    @property
+    def responses(self) -> Responses:
+        """Which tokens belong together."""
+        return Responses(self.of_response, len(self.groups))
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
@@ -82,7 +91,7 @@ def pack(groups: Sequence[Group], limits: PackingLimits) -> list[MicroBatch]:
 
 def masked_micro_batch() -> MicroBatch:
     """The smallest pass through the model; its loss is 0 and its gradient is 0."""
-    nothing = Response(prompt=(0,), tokens=(0,), behaviour=(0.0,), advantage=0.0, weight=0.0)
+    nothing = Response(prompt=(0,), tokens=(0,), behaviour=(0.0,), advantage=0.0, group=-1)
     return replace(_micro_batch([[nothing]], PackingLimits(budget=1, share=False, attention_unit=1)), masked=True)
 
 
@@ -144,8 +153,9 @@ def _micro_batch(rows: Sequence[Sequence[Response]], limits: PackingLimits) -> M
     order = np.argsort(slots, kind="stable")
     lengths = [len(r.tokens) for r in responses]
 
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, np.float32), lengths)[order])
+    def tokens(values: Sequence[Any], dtype: Any) -> Tensor:
+        """One entry a token, in the order of `slots`."""
+        return torch.from_numpy(np.concatenate([np.asarray(v, dtype) for v in values])[order])
 
     return MicroBatch(
         input_ids=_padded([f.token_ids for f in forests], length),
@@ -153,10 +163,11 @@ def _micro_batch(rows: Sequence[Sequence[Response]], limits: PackingLimits) -> M
         visible=None if limits.single_row else torch.from_numpy(np.stack([f.visible(length) for f in forests])),
         nodes=torch.from_numpy(nodes),
         slots=torch.from_numpy(slots[order]),
-        targets=torch.from_numpy(np.concatenate([np.asarray(r.tokens, np.int64) for r in responses])[order]),
-        behaviour=torch.from_numpy(np.concatenate([np.asarray(r.behaviour, np.float32) for r in responses])[order]),
-        advantages=column([r.advantage for r in responses]),
-        weights=column([r.weight for r in responses]),
+        targets=tokens([r.tokens for r in responses], np.int64),
+        behaviour=tokens([r.behaviour for r in responses], np.float64),
+        advantages=torch.from_numpy(np.repeat([r.advantage for r in responses], lengths)[order]),
+        of_response=torch.from_numpy(np.repeat(np.arange(len(responses)), lengths)[order]),
+        groups=tuple(r.group for r in responses),
     )
 
 

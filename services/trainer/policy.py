@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.trainer.head import LogProbHead
 from services.trainer.packing import MicroBatch, PackingLimits
-from services.trainer.sharding import deepspeed_config
+from services.trainer.sharding import deepspeed_config, reference_config
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 
@@ -29,15 +29,18 @@ ATTENTION_UNIT_WIDTHS = 6
 class Policy(nn.Module):
     """Body and head of a causal model. Parameters keep the names that its checkpoint has (`names`)."""
 
-    def __init__(self, causal: Any, temperature: float) -> None:
+    def __init__(self, causal: Any, temperature: float, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.names: Mapping[nn.Parameter, str] = {parameter: name for name, parameter in causal.named_parameters()}
         """Checkpoint name of each parameter; a tied head has that of the embedding."""
         self.body: Any = causal.base_model
-        self.head = LogProbHead(causal.get_output_embeddings().weight, temperature)
+        self.head = LogProbHead(causal.get_output_embeddings().weight, temperature, entropy_gradient)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs (with gradient) and entropies (without) of the trained tokens: [n] float32, nats."""
+        """Log-probs and entropies of the trained tokens, in nats: [n] float32 (float64 if the weights are).
+
+        Log-probs have a gradient, entropies only if the loss has an entropy term.
+        """
         states = self.body(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
@@ -66,6 +69,23 @@ def load_policy(spec: RunSpec) -> Policy:
     Raises:
         ConfigError: the folder holds no such model, or one that this trainer would train wrongly.
     """
+    causal = _load_causal(spec, deepspeed_config(spec) if spec.trainer.zero_stage == 3 else None)
+    if spec.trainer.activation_checkpointing:
+        old_name = causal.gradient_checkpointing_enable  # transformers renames it between its releases 5 and 6
+        getattr(causal, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
+    causal.train()  # activation checkpointing is off in eval mode
+    return Policy(causal, spec.rollout.temperature, entropy_gradient=spec.algorithm.entropy_coeff > 0)
+
+
+def load_reference(spec: RunSpec) -> Policy:
+    """The initial model again, frozen, and sharded as it is read. Raises: ConfigError: as `load_policy`."""
+    causal = _load_causal(spec, reference_config(spec))
+    causal.requires_grad_(False)
+    causal.eval()
+    return Policy(causal, spec.rollout.temperature)
+
+
+def _load_causal(spec: RunSpec, sharded_by: dict[str, Any] | None) -> Any:
     path, dtype = spec.model.path, DTYPES[spec.model.trainer_dtype]
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path = {path!r} holds no config.json; give the folder of a Hugging Face checkpoint")
@@ -75,7 +95,7 @@ def load_policy(spec: RunSpec) -> Policy:
         _check_architecture(config, spec)
         without_dropout(config)
         # While this object lives, transformers loads into shards.
-        sharding = _sharded_loading(spec)
+        sharding: Any = None if sharded_by is None else HfDeepSpeedConfig(sharded_by)  # type: ignore[no-untyped-call]
         causal: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -86,19 +106,9 @@ def load_policy(spec: RunSpec) -> Policy:
         del sharding
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"model.path = {path!r} cannot be loaded: {error}") from None
-    if spec.trainer.activation_checkpointing:
-        old_name = causal.gradient_checkpointing_enable  # transformers renames it between its releases 5 and 6
-        getattr(causal, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
     if getattr(causal.get_output_embeddings(), "bias", None) is not None:
         raise ConfigError(f"model.path = {path!r} has a language-model head with a bias, which is not supported")
-    causal.train()  # activation checkpointing is off in eval mode
-    return Policy(causal, spec.rollout.temperature)
-
-
-def _sharded_loading(spec: RunSpec) -> Any:
-    if spec.trainer.zero_stage < 3:
-        return None
-    return HfDeepSpeedConfig(deepspeed_config(spec))  # type: ignore[no-untyped-call]  # not annotated there
+    return causal
 
 
 def packing_limits(policy: Policy, spec: RunSpec) -> PackingLimits:

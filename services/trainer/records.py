@@ -10,6 +10,7 @@ from services.trainer.agenda import Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.claim import Claim
+from services.trainer.progress import Progress
 from services.trainer.purge import purge
 from services.trainer.report import StepReport
 from sluice.telemetry import Logger, log_policy_version
@@ -56,7 +57,7 @@ class Recorder:
         self.settle(wait=True)
         return self._store.begin(version.number, version.lineage)
 
-    def seal_checkpoint(self, folder: Path, version: PolicyVersion, chain: str, updates: int) -> None:
+    def seal_checkpoint(self, folder: Path, version: PolicyVersion, chain: str, progress: Progress) -> None:
         """Begin to hash, sync and rename the folder, in a thread: the next batch need not wait for the disk."""
         manifest = CheckpointManifest(
             run_id=self._claim.run_id,
@@ -65,9 +66,10 @@ class Recorder:
             chain=chain,
             ledger_sequence=self._agenda.covered,
             config_hash=self._claim.config_hash,
-            optimizer_updates=updates,
+            optimizer_updates=progress.updates,
             world_size=self._world_size,
         )
+            updated_steps=progress.updated_steps,
         self._sealing = self._disk.submit(self._store.commit, folder, manifest, self._agenda.records)
         self._agenda.saved()
 

@@ -5,28 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from services.trainer.assignment import advantages_of
 from services.trainer.learner import Outcome
+from services.trainer.progress import Progress
+from sluice.config import RunSpec
 from sluice.types import Batch, FinishReason, PolicyVersion, RolloutSummary
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One training step; `outcome` is None when the batch had no trainable token and made no update."""
+    """One training step; `outcome` has no updates when the batch had no trainable token."""
 
     batch: Batch
+    spec: RunSpec
     version: PolicyVersion
-    outcome: Outcome | None
+    outcome: Outcome
+    progress: Progress
+    """After this step."""
     lr: float
-    ranks: int
+    """Of the step's last update."""
     prompt_tokens: int
     """Prompt tokens of all rollouts, as sampled: a prompt counts once for each of its rollouts."""
     computed_tokens: int
-    """Tokens that went through the model, padding included, over all ranks."""
+    """Tokens of one pass through the model, padding included, over all ranks."""
     seconds: dict[str, float]
 
     @property
     def updates(self) -> int:
-        return self.outcome.updates if self.outcome else 0
+        return self.outcome.updates
 
     @property
     def rollouts(self) -> list[RolloutSummary]:
@@ -60,35 +66,41 @@ class StepReport:
         }
 
     def _learning(self) -> dict[str, Any]:
-        if self.outcome is None:
-            names = ("loss", "grad_norm", "entropy", "clip_fraction_high", "clip_fraction_low", "approx_kl")
-            zeros = dict.fromkeys((*names, "logprob_gap_mean", "importance_weight_mean"), 0.0)
-            return {"updates": 0, "lr": self.lr, "trained_tokens": 0, **zeros}
-        sums, tokens = self.outcome.sums, max(self.outcome.sums.tokens, 1.0)
+        """Zeros where nothing was trained."""
+        outcome, norms = self.outcome, self.outcome.grad_norms
         return {
-            "updates": self.outcome.updates,
+            "updates": outcome.updates,
+            "updates_total": self.progress.updates,
             "lr": self.lr,
-            "trained_tokens": int(sums.tokens),
-            "loss": sums.loss / self.ranks / self.outcome.updates,
-            "grad_norm": _mean(self.outcome.grad_norms),
-            "entropy": sums.entropy / tokens,
-            "clip_fraction_high": sums.clipped_high / tokens,
-            "clip_fraction_low": sums.clipped_low / tokens,
-            "dual_clip_fraction": sums.dual_clipped / tokens,
-            "approx_kl": -sums.log_ratio / tokens,
-            "logprob_gap_mean": sums.logprob_gap / tokens,
-            "importance_weight_mean": sums.importance_weight / tokens,
+            "trained_tokens": outcome.trained_tokens,
+            "trained_sequences": outcome.trained_sequences,
+            "grad_norm": _mean(norms),
+            "grad_norm_max": max(norms, default=0.0),
+            "grad_clipped_fraction": _mean([norm > self.spec.optim.grad_clip for norm in norms]),
+            **outcome.sums.fields(outcome.updates),
+            **outcome.gap.fields(),
         }
 
     def _sampling(self) -> dict[str, Any]:
         rollouts, staleness = self.rollouts, self.staleness
         lengths = [r.length for r in rollouts]
+        truncated = [r.finish_reason is FinishReason.LENGTH for r in rollouts]
+        advantages = [a for g in self.batch.groups for a in advantages_of(g, self.spec)]
         return {
+            "groups_issued": self.batch.tally.issued,
             "reward_mean_kept": _mean([r.reward for r in rollouts]),
+            "score_mean_kept": _mean([r.score for r in rollouts]),
             "acc_mean_kept": _mean([r.acc for r in rollouts]),
+            "advantage_min": min(advantages, default=0.0),
+            "advantage_max": max(advantages, default=0.0),
+            "overlong_penalty_mean": _mean([r.shaping for r in rollouts]),
+            "overlong_share": _mean([r.shaping < 0.0 for r in rollouts]),
+            "overlong_filtered": sum(truncated) if self.spec.algorithm.overlong_filtering else 0,
+            "prompt_length_mean": self.prompt_tokens / len(rollouts) if rollouts else 0.0,
             "response_length_mean": _mean(lengths),
+            "response_length_min": min(lengths, default=0),
             "response_length_max": max(lengths, default=0),
-            "truncated_share": _mean([r.finish_reason is FinishReason.LENGTH for r in rollouts]),
+            "truncated_share": _mean(truncated),
             "staleness_max": max(staleness, default=0),
             "staleness_mean": _mean(staleness),
         }

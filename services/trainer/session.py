@@ -24,6 +24,7 @@ from services.trainer.purge import rollouts_nearly_full
 from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
 from services.trainer.trainer import Trainer
+from services.trainer.reference import ReferenceModel
 from services.trainer.zero import ZeroEngine
 from sluice.errors import ConfigError, DivergedError, PermanentError, RunFailedError, SluiceError
 from sluice.telemetry import Logger, instance_name, log_context
@@ -122,12 +123,15 @@ class Session:
         weight_server = None if records is None else self._weight_server(claim)
         agenda = None if records is None else self._agenda(claim)
         trainer = Trainer(
-            claim,
-            self.ranks,
-            engine,
-            Fetcher(self.nats, self.bus, self.ranks, spec, limits),
-            Publisher(self.settings.weights_dir, claim),
-            None if records is None or agenda is None else self._recorder(claim, records, agenda, weight_server),
+            claim=claim,
+            ranks=self.ranks,
+            engine=engine,
+            reference=ReferenceModel.of_run(spec),
+            fetcher=Fetcher(self.nats, self.bus, self.ranks, spec, limits),
+            publisher=Publisher(self.settings.weights_dir, claim),
+            recorder=None
+            if records is None or agenda is None
+            else self._recorder(claim, records, agenda, weight_server),
         )
         follow(trainer, agenda, self.ranks)
         if weight_server is not None:

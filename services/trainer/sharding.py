@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: stage, precision, offload."""
+"""What DeepSpeed is told: stage, precision, offload; for the policy and for the reference model."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+        "steps_per_print": 1 << 60,
+    }
+
+
+def reference_config(spec: RunSpec) -> dict[str, Any]:
+    """DeepSpeed's configuration of the reference model: no optimizer, and sharded whatever the run's stage."""
+    zero: dict[str, Any] = {"stage": 3}
+    if spec.trainer.offload_reference:
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": spec.model.trainer_dtype == "bfloat16"},
         "zero_optimization": zero,
         "steps_per_print": 1 << 60,
     }

@@ -10,36 +10,40 @@ from services.trainer import chain
 from services.trainer.agenda import Train
 from services.trainer.claim import Claim
 from services.trainer.fetching import Fetcher
-from services.trainer.learner import Learner, Outcome
+from services.trainer.learner import Learner
+from services.trainer.progress import LearningRate, Progress
 from services.trainer.publish import Publisher
 from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
+from services.trainer.reference import ReferenceModel
 from services.trainer.report import StepReport
 from services.trainer.zero import ZeroEngine
-from sluice.config import OptimConfig
 from sluice.types import PolicyVersion
 
 
 class Trainer:
-    """The weights of one run and how far they are: `k` batches, `updates` optimizer updates, the chain over them.
+    """The weights of one run and how far they are: `k` batches, the `progress` made with them, the chain over them.
 
     Every method is a collective call. `recorder` is rank 0's and None elsewhere.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a rank's parts, all by keyword)
         self,
+        *,
         claim: Claim,
         ranks: Ranks,
         engine: ZeroEngine,
+        reference: ReferenceModel | None,
         fetcher: Fetcher,
         publisher: Publisher,
         recorder: Recorder | None,
     ) -> None:
         self._claim, self._ranks, self._engine = claim, ranks, engine
         self._fetcher, self._publisher, self._recorder = fetcher, publisher, recorder
-        self._learner = Learner(engine, ranks, claim.spec)
+        self._learner = Learner(engine, ranks, claim.spec, reference)
+        self._rate = LearningRate(claim.spec)
         self.k = claim.k
-        self.updates = claim.restored.manifest.optimizer_updates if claim.restored else 0
+        self.progress = Progress(claim.updates, claim.updated_steps)
         self.chain = claim.restored.manifest.chain if claim.restored else chain.genesis(claim.config_hash)
         self._seconds: dict[str, float] = {}
         self._idle_since = time.monotonic()
@@ -55,13 +59,11 @@ class Trainer:
         batch = item.batch
         with self._phase("fetch"):
             share = self._fetcher.fetch(batch)
-        rate = learning_rate(self._claim.spec.optim, batch.k)
-        outcome: Outcome | None = None
+        begin = self.progress
         with self._phase("train"):
-            if share.mini_batches:
-                outcome = self._learner.train(share.mini_batches, rate, [g.n for g in batch.groups])
+            outcome = self._learner.train(share.mini_batches, lambda update: self._rate.of(begin, update))
         self.k = batch.k + 1
-        self.updates += outcome.updates if outcome else 0
+        self.progress = begin.after(outcome.updates)
         self.chain = chain.extend(self.chain, batch.groups)
         self.publish()
         if item.save:
@@ -74,10 +76,11 @@ class Trainer:
             self._recorder.report(
                 StepReport(
                     batch=batch,
+                    spec=self._claim.spec,
                     version=self.version,
                     outcome=outcome,
-                    lr=rate,
-                    ranks=self._ranks.world_size,
+                    progress=self.progress,
+                    lr=self._rate.of(begin, max(outcome.updates - 1, 0)),
                     prompt_tokens=prompt_tokens,
                     computed_tokens=computed_tokens,
                     seconds=self._seconds,
@@ -87,7 +90,9 @@ class Trainer:
     def publish(self) -> None:
         """Write the weights as they are as version k.lineage, and announce it."""
         with self._phase("publish"):
-            written = self._publisher.write(self._engine, self.version if self._recorder else None, self.updates)
+            written = self._publisher.write(
+                self._engine, self.version if self._recorder else None, self.progress.updates
+            )
             if self._recorder is not None and written is not None:
                 self._recorder.announce(self.version, written[0], written[1].hash, self.chain)
 
@@ -98,7 +103,7 @@ class Trainer:
             self._engine.save(folder)
             self._ranks.agree(None)  # every rank's files are written
             if self._recorder is not None:
-                self._recorder.seal_checkpoint(folder, self.version, self.chain, self.updates)
+                self._recorder.seal_checkpoint(folder, self.version, self.chain, self.progress)
 
     def settle(self, wait: bool = False) -> None:
         """Record a checkpoint that is safely on disk by now; with `wait`, as soon as it is. Rank 0's alone."""
@@ -110,8 +115,3 @@ class Trainer:
         begin = time.monotonic()
         yield
         self._seconds[name] = time.monotonic() - begin
-
-
-def learning_rate(optim: OptimConfig, k: int) -> float:
-    """Constant after a linear warm-up: training step k (from 0) has `lr · min(1, (k + 1) / lr_warmup_steps)`."""
-    return optim.lr * min(1.0, (k + 1) / max(optim.lr_warmup_steps, 1))

@@ -32,7 +32,7 @@ def join_ranks(rank: int, world_size: int, on_gpu: bool, seconds: float) -> Rank
         os.environ["DS_ACCELERATOR"] = "cpu"  # read by DeepSpeed when it is imported
     # DeepSpeed decorates functions that are never called here; without this it would load the compiler for them.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    deepspeed = _deepspeed()
+    deepspeed = quiet_deepspeed()
     deepspeed.init_distributed(
         dist_backend="nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=seconds), verbose=False
     )
@@ -43,7 +43,7 @@ class ZeroEngine:
     """The sharded policy. Every method but `device` is a collective call."""
 
     def __init__(self, policy: Policy, spec: RunSpec, device: torch.device) -> None:
-        deepspeed = _deepspeed()
+        deepspeed = quiet_deepspeed()
         optim = spec.optim
         # Torch's fused AdamW exists for CPU and GPU; DeepSpeed's own would need a compiler at the first start.
         optimizer = torch.optim.AdamW(
@@ -58,7 +58,7 @@ class ZeroEngine:
         self._engine.train()
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the trained tokens, with gradient."""
+        """Log-probs and entropies of the trained tokens, with the gradients that the loss asks for."""
         logp, entropy = self._engine(batch)
         return logp, entropy
 
@@ -106,7 +106,7 @@ class ZeroEngine:
     def _gathered(self, block: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
         if self._stage < 3:
             return contextlib.nullcontext()
-        gathered: contextlib.AbstractContextManager[None] = _deepspeed().zero.GatheredParameters(
+        gathered: contextlib.AbstractContextManager[None] = quiet_deepspeed().zero.GatheredParameters(
             block, modifier_rank=None
         )
         return gathered
@@ -129,7 +129,7 @@ def _blocks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     yield block
 
 
-def _deepspeed() -> Any:
+def quiet_deepspeed() -> Any:
     """DeepSpeed, quiet, and without the operator that it would compile at `init_distributed` on a CPU."""
     import deepspeed
 

@@ -7,48 +7,68 @@ on how the mini-batch was split, packed or shared out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-Mode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+Mode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "group-mean-token-mean",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """Response tokens, and responses with at least one token, of a whole mini-batch over all ranks."""
+    """What a whole mini-batch holds, over all ranks. Responses without a trained token count nowhere."""
 
     tokens: int
+    """Trained tokens: response tokens that are neither filtered nor rejected."""
     sequences: int
+    """Responses with at least one trained token."""
+    groups: Mapping[int, int] = field(default_factory=dict)
+    """Issue number → trained tokens, of each group with at least one."""
 
 
-def count_denominators(lengths: Iterable[int]) -> Denominators:
-    """Count a mini-batch from its response lengths (tokens). Empty responses count nowhere: they have no loss."""
-    trainable = [length for length in lengths if length > 0]
-    return Denominators(sum(trainable), len(trainable))
+def count_denominators(responses: Iterable[tuple[int, int]]) -> Denominators:
+    """Count a mini-batch from the (issue number, trained tokens) of each of its responses."""
+    trained = [(n, tokens) for n, tokens in responses if tokens > 0]
+    groups: dict[int, int] = {}
+    for n, tokens in trained:
+        groups[n] = groups.get(n, 0) + tokens
+    return Denominators(sum(groups.values()), len(trained), groups)
 
 
-def token_weight(mode: Mode, length: int, totals: Denominators, max_response_length: int) -> float:
-    """Weight of each token loss of one response.
+def token_weight(mode: Mode, n: int, tokens: int, totals: Denominators, scale_factor: float) -> float:
+    """Weight of each token loss of one response with `tokens` ≥ 1 trained tokens, of group `n`.
 
-    - `token-mean`: `1 / tokens` (DAPO: long responses weigh more)
+    - `token-mean`: `1 / tokens of the mini-batch` (DAPO as released: long responses weigh more)
+    - `token-sum`: 1
     - `seq-mean-token-sum`: `1 / sequences`
-    - `seq-mean-token-mean`: `1 / (sequences · length)` (GRPO: each response weighs the same)
-    - `seq-mean-token-sum-norm`: `1 / (sequences · max_response_length)` (Dr. GRPO: a constant for all lengths)
+    - `seq-mean-token-mean`: `1 / (sequences · tokens)` (GRPO: each response weighs the same)
+    - `seq-mean-token-sum-norm`: `1 / (sequences · scale_factor)` (Dr. GRPO: a constant for all lengths)
+    - `group-mean-token-mean`: `1 / (groups · tokens of the group)` (DAPO as printed: each group weighs the same)
 
     Args:
-        length: response tokens, ≥ 1.
         totals: counts of the mini-batch over all ranks.
-        max_response_length: the run's limit, in tokens.
+        scale_factor: of `seq-mean-token-sum-norm`, in tokens.
 
-    Source: verl `agg_loss`; its factor for the data-parallel average is the caller's.
+    Source: verl `agg_loss` for the first five, whose factor for the data-parallel average is the caller's; DAPO, eq. 8,
+    for the last.
     """
     match mode:
         case "token-mean":
             return 1.0 / totals.tokens
+        case "token-sum":
+            return 1.0
         case "seq-mean-token-sum":
             return 1.0 / totals.sequences
         case "seq-mean-token-mean":
-            return 1.0 / (totals.sequences * length)
+            return 1.0 / (totals.sequences * tokens)
         case "seq-mean-token-sum-norm":
-            return 1.0 / (totals.sequences * max_response_length)
+            return 1.0 / (totals.sequences * scale_factor)
+        case "group-mean-token-mean":
+            return 1.0 / (len(totals.groups) * totals.groups[n])

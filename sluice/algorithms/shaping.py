@@ -1,13 +1,15 @@
-"""Reward shaping: pure functions of a rollout, added to its outcome and kept apart from it."""
+"""What a response's length does to it: a punishment in its reward, or no loss at all. Pure functions of a rollout."""
 
 from __future__ import annotations
+
+from sluice.types import FinishReason
 
 
 def overlong_penalty(length: int, max_response_length: int, buffer: int, factor: float) -> float:
     """Soft overlong punishment (DAPO, eq. 13, with a factor): 0 up to the buffer, then linear down to `-factor`.
 
     The buffer is the last `buffer` tokens before `max_response_length`. The result never passes `-factor`, also when a
-    response is longer than `max_response_length`.
+    response is longer than `max_response_length`. It is added to the outcome and kept apart from it.
 
     Args:
         length: response tokens, the end token included.
@@ -26,3 +28,14 @@ def overlong_penalty(length: int, max_response_length: int, buffer: int, factor:
     if excess <= 0:
         return 0.0
     return -factor * (min(excess, buffer) / buffer)
+
+
+def trained_tokens(length: int, finish_reason: FinishReason, overlong_filtering: bool) -> int:
+    """Response tokens that have a loss: all of them, or none of a truncated response under overlong filtering.
+
+    A filtered response still counts in the mean and the deviation of its group, so the others are compared with it; it
+    is in no denominator of the loss.
+
+    Source: DAPO, section 3.4 (overlong filtering), which leaves the group's statistics open.
+    """
+    return 0 if overlong_filtering and finish_reason is FinishReason.LENGTH else length

@@ -59,6 +59,27 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_singletons(self) -> Self:
+        chosen = self.algorithm.singleton_advantage
+        if (self.rollout.group_size == 1) != (chosen is not None):
+            raise ValueError(
+                f"rollout.group_size = {self.rollout.group_size} and algorithm.singleton_advantage = {chosen!r} do not "
+                f"go together: a group of one has nothing to compare with, so choose 'reward' or 'zero' for it; "
+                f"leave it unset for larger groups"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        steps, warmup = self.schedule_length, self.optim.lr_warmup_steps
+        if self.optim.lr_scheduler_type != "constant" and warmup >= steps:
+            raise ValueError(
+                f"optim.lr_warmup_steps = {warmup} leaves nothing of the run's {steps} {self.optim.lr_unit}s for "
+                f"optim.lr_scheduler_type = {self.optim.lr_scheduler_type!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_overissue(self) -> Self:
         if self.asynchrony.overissue and (self.asynchrony.max_staleness or self.filter.mode == "rounds"):
             raise ValueError(
@@ -87,6 +108,12 @@ class RunSpec(Section):
             if (self.filter.gen_batch_size or 0) < 1:
                 raise ValueError("filter.mode = 'rounds' needs filter.gen_batch_size (prompts of a generation batch)")
         return self
+
+    @property
+    def schedule_length(self) -> int:
+        """Positions of the learning rate in the whole run, in `optim.lr_unit`."""
+        updates = self.trainer.updates_per_step * self.trainer.epochs_per_step
+        return self.trainer.total_steps * (updates if self.optim.lr_unit == "update" else 1)
 
     @property
     def canonical_json(self) -> str:

@@ -2,42 +2,173 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sluice.config.section import Section
 
 
 class AlgorithmConfig(Section):
     norm_adv_by_std: bool = Field(True, description="Divide advantages by the group's sample standard deviation.")
-    clip_ratio_low: float = Field(0.2, ge=0, lt=1, description="ε_low of the clip range.")
+    singleton_advantage: Literal["reward", "zero"] | None = Field(
+        None, description="Advantage of a group of one: its reward, or none; to be chosen with rollout.group_size = 1."
+    )
+    loss_mode: Literal["vanilla", "gspo", "cispo"] = Field(
+        "vanilla", description="Policy loss: DAPO's token ratios, GSPO's sequence ratios, or CISPO's clipped weights."
+    )
+    clip_ratio_low: float = Field(0.2, ge=0, description="ε_low of the clip range; 1 or more is no lower bound.")
     clip_ratio_high: float = Field(0.28, ge=0, description="ε_high of the clip range (clip-higher).")
-    clip_ratio_c: float = Field(10.0, gt=1, description="Dual-clip constant for negative advantages.")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
-        Field("token-mean", description="How token losses become one number; counts span the whole mini-batch.")
+    clip_ratio_c: float = Field(10.0, gt=1, description="Dual-clip constant for negative advantages, of `vanilla`.")
+    loss_agg_mode: Literal[
+        "token-mean",
+        "token-sum",
+        "seq-mean-token-sum",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum-norm",
+        "group-mean-token-mean",
+    ] = Field("token-mean", description="How token losses become one number; counts span the whole mini-batch.")
+    loss_scale_factor: float | None = Field(
+        None, gt=0, description="Divisor of `seq-mean-token-sum-norm`, in tokens; unset: rollout.max_response_length."
+    )
+    overlong_filtering: bool = Field(
+        False,
+        description="Train nothing on responses cut at max_response_length; their groups still compare with them.",
+    )
+    entropy_coeff: float = Field(0.0, ge=0, description="Entropy bonus: this times the entropy is taken off the loss.")
+    kl_loss_coef: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the KL term to the initial model; 0: no term, and no reference model in memory.",
+    )
+    kl_loss_type: Literal["k1", "k2", "k3"] = Field(
+        "k3", description="Estimate of the KL term; as a loss, `k1` has no effect on average."
     )
     proximal: Literal["recompute", "bypass"] = Field(
         "recompute", description="Anchor of the ratio: recomputed with the current weights, or the behaviour policy."
     )
     importance_weight_cap: float | None = Field(
-        2.0, gt=0, description="Cap of the truncated importance weight behaviour → proximal; unset: no correction."
+        2.0, gt=0, description="Cap of the importance weight behaviour → proximal; unset: no correction."
     )
+    importance_weight_level: Literal["token", "sequence"] = Field(
+        "token", description="A weight for each token, or for each response: the product of its tokens'."
+    )
+    importance_weight_mode: Literal["truncate", "mask"] = Field(
+        "truncate", description="Weights above the cap are cut; or those outside floor and cap become 0 (IcePop)."
+    )
+    importance_weight_floor: float = Field(
+        0.0, ge=0, description="Lowest importance weight that `mask` lets through; 0: no lower bound."
+    )
+    rejection: (
+        Literal[
+            "token_k1",
+            "token_k2",
+            "token_k3",
+            "seq_sum_k1",
+            "seq_sum_k2",
+            "seq_sum_k3",
+            "seq_mean_k1",
+            "seq_mean_k2",
+            "seq_mean_k3",
+            "seq_max_k2",
+            "seq_max_k3",
+        ]
+        | None
+    ) = Field(None, description="Leave tokens or responses out of the loss by how far both policies are apart there.")
+    rejection_upper: float | None = Field(
+        None, gt=0, description="Largest weight (`k1`) or estimate in nats (`k2`, `k3`) that `rejection` lets through."
+    )
+    rejection_lower: float | None = Field(
+        None, gt=0, description="Lowest weight that a `k1` rejection lets through; unset: 1 / rejection_upper."
+    )
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.loss_mode == "gspo" and self.loss_agg_mode != "seq-mean-token-mean":
+            raise ValueError(
+                f"loss_agg_mode = {self.loss_agg_mode!r} does not go with loss_mode = 'gspo', whose objective is a "
+                f"mean over responses: set loss_agg_mode = 'seq-mean-token-mean'"
+            )
+        if self.loss_scale_factor is not None and self.loss_agg_mode != "seq-mean-token-sum-norm":
+            raise ValueError(
+                f"loss_scale_factor = {self.loss_scale_factor:g} is used by loss_agg_mode = 'seq-mean-token-sum-norm' "
+                f"alone, not by {self.loss_agg_mode!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_correction(self) -> Self:
+        cap, floor = self.importance_weight_cap, self.importance_weight_floor
+        if floor and self.importance_weight_mode != "mask":
+            raise ValueError(
+                f"importance_weight_floor = {floor:g} is used by importance_weight_mode = 'mask' alone; "
+                f"set that, or leave the floor at 0"
+            )
+        if cap is not None and floor >= cap:
+            raise ValueError(f"importance_weight_floor = {floor:g} must be below importance_weight_cap = {cap:g}")
+        if cap is None and (self.importance_weight_mode, self.importance_weight_level) != ("truncate", "token"):
+            raise ValueError(
+                "importance_weight_mode and importance_weight_level need an importance_weight_cap, which is unset"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rejection(self) -> Self:
+        upper, lower = self.rejection_upper, self.rejection_lower
+        if (self.rejection is None) != (upper is None):
+            raise ValueError(
+                f"rejection = {self.rejection!r} and rejection_upper = {upper} go together: set both or none"
+            )
+        if lower is not None and not (self.rejection or "").endswith("k1"):
+            raise ValueError(f"rejection_lower = {lower:g} is used by k1 rejections alone, not by {self.rejection!r}")
+        if upper is not None and (self.rejection or "").endswith("k1") and self.rejection_bounds[0] >= upper:
+            raise ValueError(
+                f"rejection_upper = {upper:g} must be above rejection_lower = {self.rejection_bounds[0]:g}"
+                f"{'' if lower else ' (1 / rejection_upper, unless set)'}"
+            )
+        return self
+
+    @property
+    def rejection_bounds(self) -> tuple[float, float]:
+        """(lower, upper); the lower one is of k1 alone. Only with `rejection`."""
+        upper = self.rejection_upper or math.inf
+        return self.rejection_lower or 1.0 / upper, upper
 
 
 class OptimConfig(Section):
     lr: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
-    lr_warmup_steps: int = Field(0, ge=0, description="Linear warm-up, in training steps.")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Learning rate after the warm-up: as it is, or falling to min_lr_ratio by the end."
+    )
+    lr_warmup_steps: int = Field(0, ge=0, description="Length of the linear warm-up, in units of lr_unit.")
+    lr_unit: Literal["step", "update"] = Field(
+        "step", description="What moves the learning rate: training steps that made an update, or optimizer updates."
+    )
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="Where `linear` and `cosine` end at trainer.total_steps, as a share of lr."
+    )
     weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="AdamW's denominator offset.")
     grad_clip: float = Field(1.0, gt=0, description="Largest global gradient norm.")
 
+    @model_validator(mode="after")
+    def _check_betas(self) -> Self:
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas = {list(self.betas)} must each be at least 0 and below 1")
+        return self
+
 
 class TrainerConfig(Section):
     total_steps: int = Field(ge=1, description="Training steps of the run.")
     prompts_per_step: int = Field(512, ge=1, description="B: kept groups that one training step consumes.")
-    updates_per_step: int = Field(1, ge=1, description="Optimizer updates (mini-batches) of one training step.")
+    updates_per_step: int = Field(
+        1,
+        ge=1,
+        description="Mini-batches of one pass over a batch, each of B / updates_per_step prompts and one update.",
+    )
+    epochs_per_step: int = Field(1, ge=1, description="Passes over a batch in one training step.")
     max_tokens_per_micro_batch: int = Field(
         16384, ge=1, description="Token budget of one packed forward and backward pass."
     )
@@ -52,6 +183,10 @@ class TrainerConfig(Section):
     )
     offload_optimizer: bool = Field(False, description="Keep optimizer states in host memory.")
     offload_parameters: bool = Field(False, description="Keep parameters in host memory.")
+    offload_reference: bool = Field(
+        False,
+        description="Keep the reference model of the KL term in host memory; it is sharded over all ranks anyway.",
+    )
     last_batch: Literal["train", "drop"] = Field(
         "train", description="What happens to the remainder when the data is exhausted."
     )

@@ -12,7 +12,7 @@ tokens = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
 
 
 def response(prompt: tuple[int, ...], answer: tuple[int, ...]) -> Response:
-    return Response(prompt, answer, tuple(-0.5 for _ in answer), advantage=1.0, weight=0.25)
+    return Response(prompt, answer, tuple(-0.5 for _ in answer), advantage=1.0, group=0)
 
 
 def what_predicts(forest: Forest, node: int) -> list[tuple[int, int]]:
@@ -57,7 +57,7 @@ def test_each_token_is_predicted_from_exactly_what_came_before_it(
     for r, predictors in zip(responses, forest.predictors, strict=True):
         assert len(predictors) == len(r.tokens)
         for t, node in enumerate(predictors):
-            before = r.prompt + r.tokens[:t]
+            before = (*r.prompt, *r.tokens[:t])
             assert what_predicts(forest, int(node)) == list(enumerate(before))
 
 
@@ -96,10 +96,10 @@ def test_a_group_larger_than_the_budget_is_split_and_repeats_its_prompt() -> Non
     assert all(b.size <= 12 for b in batches)
 
 
-def test_a_masked_micro_batch_has_no_weight() -> None:
+def test_a_masked_micro_batch_is_the_smallest_pass_there_is() -> None:
     batch = masked_micro_batch()
     assert batch.masked
-    assert batch.weights.tolist() == [0.0]
+    assert batch.size == 1
 
 
 @pytest.mark.parametrize("share", [True, False])

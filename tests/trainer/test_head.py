@@ -22,8 +22,9 @@ def obvious(
 
 @pytest.mark.parametrize("chunk_nodes", [1, 3, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_log_probs_entropies_and_gradients_are_those_of_all_logits_at_once(
-    monkeypatch: Any, chunk_nodes: int, temperature: float
+    monkeypatch: Any, chunk_nodes: int, temperature: float, entropy_gradient: bool
 ) -> None:
     monkeypatch.setattr(head, "CHUNK_BYTES", 4 * VOCABULARY * chunk_nodes)
     generator = torch.Generator().manual_seed(0)
@@ -31,17 +32,20 @@ def test_log_probs_entropies_and_gradients_are_those_of_all_logits_at_once(
     weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH, generator=generator))
     slots = torch.tensor([0, 0, 0, 2, 3, 3, 6])  # nodes 1, 4 and 5 predict nothing
     targets = torch.randint(VOCABULARY, (len(slots),), generator=generator)
-    gradient = torch.randn(len(slots), generator=generator)
+    gradients = torch.randn(2, len(slots), generator=generator)
 
-    logp, entropy = LogProbHead(weight, temperature)(hidden, slots, targets)
-    expected_logp, expected_entropy = obvious(hidden, weight, slots, targets, temperature)
-    torch.testing.assert_close(logp, expected_logp)
-    torch.testing.assert_close(entropy, expected_entropy)
-    assert not entropy.requires_grad
+    found = LogProbHead(weight, temperature, entropy_gradient)(hidden, slots, targets)
+    expected = obvious(hidden, weight, slots, targets, temperature)
+    torch.testing.assert_close(found, expected)
+    assert found[1].requires_grad is entropy_gradient
 
-    found = torch.autograd.grad(logp, (hidden, weight), gradient)
-    expected = torch.autograd.grad(expected_logp, (hidden, weight), gradient)
-    for a, b in zip(found, expected, strict=True):
+    loss, wanted = (
+        (gradients[0] * logp).sum() - ((gradients[1] * entropy).sum() if entropy_gradient else 0.0)
+        for logp, entropy in (found, expected)
+    )
+    for a, b in zip(
+        torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(wanted, (hidden, weight)), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 

@@ -46,8 +46,8 @@ def update(spec: RunSpec, ranks: Ranks) -> tuple[GradientProbe, Outcome]:
     engine = GradientProbe(spec)
     batch, rollouts = make_batch(spec)
     plan = plan_share(batch, spec, ranks.rank, ranks.world_size)
-    share = assemble_share(plan, rollouts, spec, ranks.world_size, engine.limits)
-    outcome = Learner(engine, ranks, spec).train(share.mini_batches, LR, [])
+    share = assemble_share(plan, rollouts, spec, engine.limits)
+    outcome = Learner(engine, ranks, spec).train(share.mini_batches, lambda _: LR)
     return engine, outcome
 
 

@@ -1,4 +1,4 @@
-"""DAPO's token loss against hand-worked numbers and against its definition."""
+"""The policy losses against hand-worked numbers and against their definitions."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sluice.algorithms.losses import ClipRange, dapo_token_loss, importance_weights, metric_sums
+from sluice.algorithms.losses import ClipRange, Responses, cispo_token_loss, dapo_token_loss, gspo_token_loss
 
 DAPO = ClipRange(low=0.2, high=0.28, dual=10.0)
 
@@ -63,20 +63,57 @@ def test_clip_marks_name_the_side_that_decided() -> None:
     assert token.dual_clipped.tolist() == [False, False, False, False, True, False]
 
 
-def test_importance_weights_are_the_ratio_up_to_the_cap_and_one_without_a_cap() -> None:
-    proximal, behaviour = torch.tensor([math.log(0.5), math.log(1.5), 5.0]), torch.zeros(3)
-    torch.testing.assert_close(importance_weights(proximal, behaviour, 2.0), torch.tensor([0.5, 1.5, 2.0]))
-    assert importance_weights(proximal, behaviour, None).tolist() == [1.0, 1.0, 1.0]
+def gspo(logp: Tensor, advantages: list[float], of_response: list[int], kept: list[bool] | None = None) -> Tensor:
+    responses = Responses(torch.tensor(of_response), max(of_response) + 1)
+    mask = torch.tensor(kept or [True] * len(of_response))
+    return gspo_token_loss(logp, torch.zeros_like(logp), torch.tensor(advantages), DAPO, responses, mask).loss
 
 
-def test_metrics_add_up_over_micro_batches() -> None:
-    def sums(part: slice) -> Tensor:
-        logp = torch.linspace(-1, 1, 8)[part]
-        token = dapo_token_loss(logp, torch.zeros_like(logp), torch.ones_like(logp), DAPO)
-        return metric_sums(token, token.loss * 0.5, logp.abs(), logp.abs(), torch.ones_like(logp))
+def test_gspo_gives_all_tokens_of_a_response_the_geometric_mean_of_their_ratios() -> None:
+    logp = torch.tensor([1.2, 1.0, 0.9, 1.1]).log()
+    loss = gspo(logp, [1.0, 1.0, 1.0, -1.0], [0, 0, 0, 1])
+    mean = (1.2 * 1.0 * 0.9) ** (1 / 3)
+    torch.testing.assert_close(loss, torch.tensor([-mean, -mean, -mean, 1.1]))
 
-    torch.testing.assert_close(sums(slice(0, 3)) + sums(slice(3, 8)), sums(slice(0, 8)))
-    assert sums(slice(0, 8))[0] == 8
+
+def test_gspos_gradient_under_the_mean_over_responses_is_that_of_its_objective() -> None:
+    logp = torch.tensor([0.1, -0.2, 0.05, 0.3], dtype=torch.float64, requires_grad=True)
+    token = gspo(logp, [1.0, 1.0, 1.0, -0.5], [0, 0, 0, 1])
+    (found,) = torch.autograd.grad((token * torch.tensor([1 / 6, 1 / 6, 1 / 6, 1 / 2])).sum(), logp)
+    printed = (-1.0 * torch.exp(logp[:3].mean()) + 0.5 * torch.clamp(torch.exp(logp[3]), 0.8, 9.0)) / 2
+    (expected,) = torch.autograd.grad(printed, logp)
+    torch.testing.assert_close(found, expected)
+
+
+def test_gspo_clips_a_response_as_a_whole_and_has_no_dual_clip() -> None:
+    logp = torch.tensor([1.2, 1.6, 50.0]).log().requires_grad_()
+    loss = gspo(logp, [1.0, 1.0, -1.0], [0, 0, 1])
+    torch.testing.assert_close(loss.detach(), torch.tensor([-1.28, -1.28, 50.0]))
+    assert torch.autograd.grad(loss[:2].sum(), logp)[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_token_that_is_not_kept_is_in_no_mean_over_its_response() -> None:
+    logp = torch.tensor([1.1, 3.0]).log()
+    torch.testing.assert_close(gspo(logp, [1.0, 1.0], [0, 0], [True, False])[0], torch.tensor(-1.1))
+
+
+def test_cispo_weighs_the_policy_gradient_with_the_clipped_ratio_and_stops_no_token() -> None:
+    logp = torch.tensor([math.log(r) - 1.0 for r in (1.1, 5.0, 0.1)], requires_grad=True)
+    advantages = torch.tensor([2.0, 2.0, -1.0])
+    token = cispo_token_loss(logp, torch.full((3,), -1.0), advantages, DAPO)
+    weight = torch.tensor([1.1, 1.28, 0.8])
+    torch.testing.assert_close(token.loss, -advantages * weight * logp)
+    torch.testing.assert_close(torch.autograd.grad(token.loss.sum(), logp)[0], -advantages * weight)
+    assert token.clipped_high.tolist() == [False, True, False]
+    assert token.clipped_low.tolist() == [False, False, True]
+
+
+def test_a_lower_bound_of_one_or_more_is_no_lower_bound() -> None:
+    logp = torch.tensor([math.log(0.01)])
+    open_below = ClipRange(low=1.0, high=0.28, dual=10.0)
+    token = cispo_token_loss(logp, torch.zeros(1), torch.tensor([1.0]), open_below)
+    torch.testing.assert_close(token.loss, -0.01 * logp)
+    assert not token.clipped_low.any()
 
 
 finite = st.floats(-3, 3, allow_nan=False, width=32)
