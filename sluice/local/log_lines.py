@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-_NATS = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+) \[(\w{3})\] (.*)")
+_NATS = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+) \[(\w{3})\] ?(.*)")
 _VALKEY = re.compile(r"\d+:\w (\d\d \w{3} \d{4} \d\d:\d\d:\d\d\.\d+) ([.*#-]) (.*)")
+_VALKEY_SIGNAL = re.compile(r"\d+:signal-handler \((\d+)\) (.*)")
 _NATS_LEVELS = {"TRC": "debug", "DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL": "critical"}
 _VALKEY_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
 _LAST_LINE = re.compile(r"sluice-[a-z]+: ")
@@ -80,4 +81,6 @@ def _foreign(text: str, process: str) -> LogLine | None:
     if match := _VALKEY.fullmatch(text):
         at = datetime.strptime(match[1], "%d %b %Y %H:%M:%S.%f").replace(tzinfo=UTC)
         return LogLine(at, process, _VALKEY_LEVELS[match[2]], match[3])
+    if match := _VALKEY_SIGNAL.fullmatch(text):
+        return LogLine(datetime.fromtimestamp(int(match[1]), UTC), process, "info", match[2])
     return None
