@@ -1,31 +1,53 @@
-"""All metrics of the trainer; rank 0 serves them."""
+"""All metrics of the trainer; rank 0 serves them. A trainer process serves one run, so its series end with it.
+
+Where `run` is empty, the trainer had no run yet.
+"""
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Counter, Gauge, Histogram
+import torch
+from prometheus_client import Counter, Gauge
 
 from services.trainer.report import StepReport
+from sluice.run_series import STALENESS, RunSeries
+from sluice.timesheet import TimeSheet
 
 SECONDS = (0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
-STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+LOAD, WAIT = "load", "wait"
 
-PHASE_SECONDS = Histogram(
-    "sluice_trainer_phase_seconds", "Seconds of a training step by phase.", ("phase",), buckets=SECONDS
+_series = RunSeries()
+
+PHASE_SECONDS = _series.histogram(
+    "sluice_trainer_phase_seconds",
+    "Seconds of a training step by phase: wait, fetch, train, publish, checkpoint, and their total.",
+    "phase",
+    buckets=SECONDS,
 )
-VERSION = Gauge("sluice_trainer_policy_version", "Number of the newest published policy version.")
-LINEAGE = Gauge("sluice_trainer_lineage", "Lineage of this trainer.")
-STEPS = Counter("sluice_trainer_steps_total", "Training steps done by this process, replayed ones included.")
-UPDATES = Counter("sluice_trainer_updates_total", "Optimizer updates done by this process.")
-STALENESS_VERSIONS = Histogram(
+TIME_SECONDS = _series.counter(
+    "sluice_trainer_time_seconds_total",
+    "Where the trainer's time goes, one thing at a time: load, wait, fetch, train, publish, checkpoint.",
+    "doing",
+)
+VERSION = _series.gauge("sluice_trainer_policy_version", "Number of the newest published policy version.")
+LINEAGE = _series.gauge("sluice_trainer_lineage", "Lineage of this trainer.")
+STEPS = _series.counter("sluice_trainer_steps_total", "Training steps done by this process, replayed ones included.")
+UPDATES = _series.counter("sluice_trainer_updates_total", "Optimizer updates done by this process.")
+STALENESS_VERSIONS = _series.histogram(
     "sluice_trainer_staleness_versions", "Staleness of each rollout when it is consumed.", buckets=STALENESS
 )
-TOKENS = Counter("sluice_trainer_tokens_total", "Tokens consumed.", ("kind",))
+TOKENS = _series.counter(
+    "sluice_trainer_tokens_total",
+    "Tokens consumed: prompt, response, and computed, which counts padding and each shared prompt once.",
+    "kind",
+)
+PUBLISHED_BYTES = _series.counter("sluice_trainer_published_bytes_total", "Bytes of the published policy versions.")
 GAUGES = {
-    name: Gauge(f"sluice_trainer_{name}", f"Of the last training step: {text}.")
+    name: _series.gauge(f"sluice_trainer_{name}", f"Of the last training step: {text}.")
     for name, text in {
         "loss": "loss",
         "grad_norm": "gradient norm before clipping, mean over its updates",
@@ -33,39 +55,109 @@ GAUGES = {
         "entropy": "mean token entropy in nats",
         "clip_fraction_high": "share of tokens clipped above",
         "clip_fraction_low": "share of tokens clipped below",
+        "dual_clip_fraction": "share of tokens under the dual clip",
         "approx_kl": "mean log-ratio proximal to current, in nats",
         "logprob_gap_mean": "mean |trainer − behaviour| log-prob, in nats",
         "importance_weight_mean": "mean truncated importance weight",
         "reward_mean_kept": "mean reward of the kept groups",
+        "acc_mean_kept": "mean accuracy of the kept groups",
+        "response_length_mean": "mean response length of the kept groups, in tokens",
+        "response_length_max": "longest response of the kept groups, in tokens",
+        "truncated_share": "share of the kept groups' rollouts cut at max_response_length",
+        "staleness_mean": "mean staleness of its rollouts",
+        "staleness_max": "largest staleness of its rollouts",
+        "tokens_per_second": "prompt and response tokens by its whole time, waiting included",
     }.items()
 }
-WAITING = Gauge("sluice_trainer_waiting", "1 while the trainer waits for this.", ("wait",))
-WAIT_SECONDS = Counter("sluice_trainer_wait_seconds_total", "Seconds spent waiting, by name.", ("wait",))
-CHECKPOINT = Gauge("sluice_trainer_checkpoint_number", "Batches that the newest checkpoint covers.")
+WAITING = _series.gauge("sluice_trainer_waiting", "1 while the trainer waits for this.", "wait")
+WAIT_SECONDS = _series.counter("sluice_trainer_wait_seconds_total", "Seconds spent waiting, by name.", "wait")
+CHECKPOINT = _series.gauge("sluice_trainer_checkpoint_number", "Batches that the newest checkpoint covers.")
+PEAK_MEMORY = _series.gauge(
+    "sluice_trainer_peak_memory_bytes", "Most memory that rank 0 has held: of its GPU, or resident without one."
+)
+DISK_FREE = Gauge("sluice_trainer_disk_free_bytes", "Free space where weights and checkpoints are.", ("folder",))
+DISK_SIZE = Gauge("sluice_trainer_disk_size_bytes", "Size of that file system.", ("folder",))
+NATS_RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be repeated.")
+
+
+class _Served:
+    """The run of this process, and where its time goes."""
+
+    run = ""
+    sheet: TimeSheet | None = None
+
+
+_served = _Served()
+
+
+def serve(run: str, lineage: int) -> None:
+    """This process serves the run from now on, and loads it first."""
+    _served.run = run
+    _served.sheet = TimeSheet(LOAD, lambda doing, seconds: TIME_SECONDS.labels(run, doing).inc(seconds))
+    LINEAGE.labels(run).set(lineage)
+    for counter in (STEPS, UPDATES, PUBLISHED_BYTES):
+        counter.labels(run)
+
+
+def time_spent() -> dict[str, float]:
+    """Seconds since the run is served, by what the trainer did. May be called from another thread."""
+    return _served.sheet.settle() if _served.sheet else {}
+
+
+@contextmanager
+def doing(phase: str) -> Iterator[None]:
+    """Book the time of a phase; between phases the trainer waits for the next batch."""
+    if _served.sheet:
+        _served.sheet.switch(phase)
+    try:
+        yield
+    finally:
+        if _served.sheet:
+            _served.sheet.switch(WAIT)
 
 
 @contextmanager
 def waiting(name: str) -> Iterator[None]:
     """Show a wait by its name while it lasts."""
-    begin = time.monotonic()
-    WAITING.labels(name).set(1)
+    run, begin = _served.run, time.monotonic()
+    WAITING.labels(run, name).set(1)
     try:
         yield
     finally:
-        WAITING.labels(name).set(0)
-        WAIT_SECONDS.labels(name).inc(time.monotonic() - begin)
+        WAITING.labels(run, name).set(0)
+        WAIT_SECONDS.labels(run, name).inc(time.monotonic() - begin)
+
+
+def published(version: int, nbytes: int) -> None:
+    """A policy version was announced."""
+    VERSION.labels(_served.run).set(version)
+    PUBLISHED_BYTES.labels(_served.run).inc(nbytes)
+
+
+def checkpointed(k: int) -> None:
+    """A checkpoint of all batches below `k` is stored."""
+    CHECKPOINT.labels(_served.run).set(k)
 
 
 def observe(report: StepReport) -> None:
     """Take one finished training step."""
-    STEPS.inc()
-    UPDATES.inc(report.updates)
-    TOKENS.labels("prompt").inc(report.prompt_tokens)
-    TOKENS.labels("response").inc(report.response_tokens)
+    run = _served.run
+    STEPS.labels(run).inc()
+    UPDATES.labels(run).inc(report.updates)
+    TOKENS.labels(run, "prompt").inc(report.prompt_tokens)
+    TOKENS.labels(run, "response").inc(report.response_tokens)
+    TOKENS.labels(run, "computed").inc(report.computed_tokens)
     for staleness in report.staleness:
-        STALENESS_VERSIONS.observe(staleness)
+        STALENESS_VERSIONS.labels(run).observe(staleness)
     for phase, seconds in report.seconds.items():
-        PHASE_SECONDS.labels(phase).observe(seconds)
+        PHASE_SECONDS.labels(run, phase).observe(seconds)
+    PEAK_MEMORY.labels(run).set(_peak_memory())
     fields = report.fields()
     for name, gauge in GAUGES.items():
-        gauge.set(fields[name])
+        if name in fields:
+            gauge.labels(run).set(fields[name])
+
+
+def _peak_memory() -> int:
+    """torch answers 0 for a process that uses no GPU."""
+    return torch.cuda.max_memory_allocated() or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
+from services.trainer import metrics
 from services.trainer.bus import NatsThread
 from services.trainer.config import TrainerSettings
 from services.trainer.memory import keep_freed_memory
 from services.trainer.session import Session
 from services.trainer.zero import join_ranks, rank_device
 from sluice.errors import ConfigError, FencedError, RunFailedError, SluiceError, TransientError
+from sluice.run_series import watch_disk
 from sluice.service import say_why
 from sluice.storage import disk_fault
 from sluice.telemetry import Logger, instance_name, serve_metrics
@@ -29,6 +31,7 @@ def run_rank(settings: TrainerSettings, log: Logger) -> int:
     try:
         connecting = Bus.connect(settings.nats_url, instance_name("trainer"), settings.nats_deadline_seconds)
         bus = nats.call(connecting, "nats")
+        bus.count_retry = metrics.NATS_RETRIES.inc
         joined = threading.Event()
         with _metrics_served(settings, lambda: joined.is_set() and bus.nc.is_connected, log):
             session = _session(settings, on_gpu, nats, bus, log)
@@ -69,6 +72,8 @@ def _metrics_served(settings: TrainerSettings, ready: Callable[[], bool], log: L
     if settings.local_rank:
         yield
         return
+    for name, folder in (("weights", settings.weights_dir), ("checkpoints", settings.checkpoints_dir)):
+        watch_disk(metrics.DISK_FREE.labels(name), metrics.DISK_SIZE.labels(name), folder)
     server = serve_metrics(settings.metrics_port, settings.metrics_host, ready)
     log.info("metrics_served", port=server.port)
     try:

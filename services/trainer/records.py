@@ -18,6 +18,7 @@ from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
 from sluice.transport.queues import publish_event
 from sluice.types import Checkpoint, PolicyVersion, TrainerRecord, Version
+from sluice.weights.manifest import Manifest
 
 
 class Recorder:
@@ -44,11 +45,11 @@ class Recorder:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[Checkpoint] | None = None
 
-    def announce(self, version: PolicyVersion, path: Path, manifest_hash: str, chain: str) -> None:
+    def announce(self, version: PolicyVersion, path: Path, manifest: Manifest, chain: str) -> None:
         """Store the VERSION record: from here on workers use these weights."""
         uri = f"grpc://{self._address}" if self._address else path.as_uri()
-        self._append(Version(version, uri, manifest_hash, chain))
-        metrics.VERSION.set(version.number)
+        self._append(Version(version, uri, manifest.hash, chain))
+        metrics.published(version.number, manifest.nbytes)
         log_policy_version(version)
         self._log.info("version_published", uri=uri)
 
@@ -88,7 +89,7 @@ class Recorder:
         self._verified = record
         self._kept.append(record)
         self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint.keep)
-        metrics.CHECKPOINT.set(record.k)
+        metrics.checkpointed(record.k)
         self._log.info("checkpoint_stored", k=record.k, path=record.path)
 
     def report(self, report: StepReport) -> None:

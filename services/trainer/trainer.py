@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.trainer import chain
+from services.trainer import chain, metrics
 from services.trainer.agenda import Train
 from services.trainer.claim import Claim
 from services.trainer.fetching import Fetcher
@@ -94,7 +94,7 @@ class Trainer:
                 self._engine, self.version if self._recorder else None, self.progress.updates
             )
             if self._recorder is not None and written is not None:
-                self._recorder.announce(self.version, written[0], written[1].hash, self.chain)
+                self._recorder.announce(self.version, *written, self.chain)
 
     def save(self) -> None:
         """Write a checkpoint of everything that is trained; `settle` records it once it is safely on disk."""
@@ -113,5 +113,6 @@ class Trainer:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         begin = time.monotonic()
-        yield
+        with metrics.doing(name):
+            yield
         self._seconds[name] = time.monotonic() - begin

@@ -12,6 +12,8 @@ bucket        key                holds
 leases        coordinator.<run>, trainer.<run>       who tries; protects nothing, the ledger's fence does
 attempts      <run>.<n>          attempts in which the engine died or refused
 runs          <run>              state of each run, for those who look for work
+workers       <run>.<worker>     rollout workers that are there, and where their time goes
+trainers      <run>              the run's trainer while it is there, and where its time goes
 
 request       control.<run>      lifecycle commands, answered by the coordinator that holds the run
 """
@@ -29,8 +31,9 @@ LEASES_BUCKET = "leases"
 ATTEMPTS_BUCKET = "attempts"
 RUNS_BUCKET = "runs"
 WORKERS_BUCKET = "workers"
+TRAINERS_BUCKET = "trainers"
 WORKER_TTL_SECONDS = 10.0
-"""A worker that has not renewed its registration for this long is gone."""
+"""A worker or trainer that has not renewed its registration for this long is gone."""
 
 
 def ledger(run_id: str) -> str:

@@ -48,7 +48,7 @@ async def test_each_batch_becomes_the_next_version_and_checkpoints_come_when_due
     assert steps[0]["trained_tokens"] == sum(r.length for g in script.batches[0].groups for r in g.rollouts)
     assert steps[2]["staleness_max"] == 2
     assert set(steps[1]["seconds"]) == {"wait", "fetch", "train", "publish", "checkpoint", "total"}
-    assert REGISTRY.get_sample_value("sluice_trainer_policy_version") == 3
+    assert REGISTRY.get_sample_value("sluice_trainer_policy_version", {"run": RUN}) == 3
 
 
 async def test_weights_go_over_grpc_when_the_run_says_so(
