@@ -27,8 +27,8 @@ from sluice.cancellation import end_tasks
 from sluice.errors import TransientError, WaitTimeoutError
 from sluice.packed import TokenIds
 from sluice.telemetry import log_policy_version
-from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollout
-from sluice.types import Group, GroupStatus, Prompt, Rollout, RolloutSummary
+from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollouts
+from sluice.types import Group, GroupStatus, Prompt, Rollout
 
 RETRY_SECONDS = 1.0
 """A prompt that is handed back after a fault waits this long before somebody gets it."""
@@ -116,8 +116,8 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
     if judged.keep:
         shared = TokenIds(prompt.token_ids)
         rollouts = [_rollout(prompt, shared, attempt, i, completion) for i, completion in enumerate(completions)]
-        pairs = zip(rollouts, summaries, strict=True)
-        summaries = tuple(await asyncio.gather(*(_store(bench, rollout, summary) for rollout, summary in pairs)))
+        pairs = zip(summaries, await store_rollouts(bench.run.bus, rollouts), strict=True)
+        summaries = tuple(replace(s, sequences=at.sequences, content_hash=at.content_hash) for s, at in pairs)
     return Group(
         run_id=prompt.run_id,
         n=prompt.n,
@@ -180,11 +180,6 @@ def _rollout(prompt: Prompt, token_ids: TokenIds, attempt: str, i: int, completi
         finish_reason=completion.finish_reason,
         spans=completion.spans,
     )
-
-
-async def _store(bench: Bench, rollout: Rollout, summary: RolloutSummary) -> RolloutSummary:
-    stored = await store_rollout(bench.run.bus, rollout)
-    return replace(summary, sequences=stored.sequences, content_hash=stored.content_hash)
 
 
 def _failed(prompt: Prompt, attempt: str, error: str, bench: Bench) -> Group:

@@ -19,6 +19,7 @@ from services.trainer.fetching import Fetcher
 from services.trainer.ledger import LedgerFeed
 from services.trainer.loop import follow
 from services.trainer.policy import load_policy, packing_limits
+from services.trainer.presence import keep_present
 from services.trainer.publish import Publisher
 from services.trainer.purge import rollouts_nearly_full
 from services.trainer.ranks import Ranks
@@ -83,6 +84,9 @@ class Session:
     def _serve(self, run_id: str) -> None:
         claim, records = self._claim(run_id)
         self.log.info("run_claimed", lineage=claim.lineage, k=claim.k)
+        metrics.serve(run_id, claim.lineage)
+        if records is not None:
+            self.nats.start(keep_present(self.bus, run_id, instance_name("trainer")))  # ends with the thread
         try:
             self._train(claim, records)
         except SluiceError as error:

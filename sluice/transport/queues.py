@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 from nats.aio.msg import Msg
@@ -14,6 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
 from sluice.errors import WireError
+from sluice.packed import WIDTH
 from sluice.telemetry import get_logger
 from sluice.transport.log import WRONG_LAST_SEQUENCE, read_stream
 from sluice.transport.nats import RETRYABLE, Bus
@@ -30,9 +31,14 @@ from sluice.wire.codec import (
     split_payload,
 )
 
+T = TypeVar("T")
 ACK_WAIT_SECONDS = 30.0
 """A prompt whose holder has not said "in progress" for this long is delivered to somebody else."""
 PARALLEL_FETCHES = 64
+TOGETHER = 8
+"""Rollouts that are decoded in one go, beside the fetching of the others."""
+ASIDE_BYTES = 1 << 16
+"""From here on encoding and decoding take longer than going to another thread, and would hold up the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +124,30 @@ async def publish_prompt(bus: Bus, prompt: Prompt) -> None:
     await bus.publish(subjects.prompt(prompt.run_id, prompt.n), encode_prompt(prompt), headers)
 
 
-async def store_rollout(bus: Bus, rollout: Rollout) -> Stored:
-    """Store one rollout of an attempt, in parts of at most 1 MiB."""
-    payload = encode_rollout(rollout)
+async def store_rollouts(bus: Bus, rollouts: Sequence[Rollout]) -> list[Stored]:
+    """Store the rollouts of an attempt, each in parts of at most 1 MiB; returns what their group names, in order."""
+
+    def encode() -> list[tuple[bytes, bytes]]:
+        return [(payload, content_hash(payload)) for payload in map(encode_rollout, rollouts)]
+
+    numbers = sum(len(r.token_ids) + len(r.logprobs) + len(r.prompt_token_ids) for r in rollouts)
+    encoded = await _aside(encode, WIDTH * numbers)
+    return await asyncio.gather(*(_store(bus, r, *e) for r, e in zip(rollouts, encoded, strict=True)))
+
+
+async def _store(bus: Bus, rollout: Rollout, payload: bytes, digest: bytes) -> Stored:
     subject = subjects.rollouts(rollout.run_id)
     name = f"{rollout.run_id}/{rollout.n}/{rollout.attempt}/{rollout.i}"
     sequences = [
         await bus.publish(subject, part, {"Nats-Msg-Id": f"{name}/{p}"})
         for p, part in enumerate(split_payload(payload))
     ]
-    return Stored(tuple(sequences), content_hash(payload))
+    return Stored(tuple(sequences), digest)
+
+
+async def _aside(work: Callable[[], T], nbytes: int) -> T:
+    """The result of `work` on `nbytes`; in another thread if they are many."""
+    return await asyncio.to_thread(work) if nbytes >= ASIDE_BYTES else work()
 
 
 async def store_group(bus: Bus, group: Group) -> bool:
@@ -143,41 +163,47 @@ async def store_group(bus: Bus, group: Group) -> bool:
     return True
 
 
-async def fetch_rollout(bus: Bus, sequences: Sequence[int], expected_hash: bytes) -> Rollout:
-    """One rollout by the sequences and the content hash that its group names.
+Wanted = tuple[Sequence[int], bytes]
+"""A rollout as its group names it: ROLLOUTS sequences of its parts, and its content hash."""
+
+
+async def fetch_rollouts(bus: Bus, wanted: Sequence[Wanted]) -> list[Rollout]:
+    """Rollouts by the sequences and content hashes that their groups name, in the order asked for.
 
     Raises:
-        WireError: a part is gone, or the bytes are not those the group was scored on.
+        WireError: a part is gone, or the bytes are not those that the group was scored on.
     """
-    parts = [await _message(bus, sequence) for sequence in sequences]
-    payload = b"".join(parts)
-    if content_hash(payload) != expected_hash:
+    room = asyncio.Semaphore(PARALLEL_FETCHES)
+
+    async def payload(sequences: Sequence[int]) -> bytes:
+        async with room:
+            return b"".join([await _message(bus, sequence) for sequence in sequences])
+
+    async def some(part: Sequence[Wanted]) -> list[Rollout]:
+        payloads = await asyncio.gather(*(payload(sequences) for sequences, _ in part))
+        found = list(zip(payloads, part, strict=True))
+        return await _aside(lambda: [_verified(p, w) for p, w in found], sum(map(len, payloads)))
+
+    parts = await asyncio.gather(*(some(wanted[at : at + TOGETHER]) for at in range(0, len(wanted), TOGETHER)))
+    return [rollout for part in parts for rollout in part]
+
+
+def _verified(payload: bytes, wanted: Wanted) -> Rollout:
+    sequences, expected_hash = wanted
+    found = content_hash(payload)
+    if found != expected_hash:
         raise WireError(
-            f"rollout at {list(sequences)} has content hash {content_hash(payload).hex()}, "
-            f"its group names {expected_hash.hex()}"
+            f"rollout at {list(sequences)} has content hash {found.hex()}, its group names {expected_hash.hex()}"
         )
     return decode_rollout(payload)
 
 
-async def fetch_rollouts(bus: Bus, wanted: Sequence[tuple[Sequence[int], bytes]]) -> list[Rollout]:
-    """Many rollouts by (sequences, content hash), in the order asked for. Raises: WireError."""
-    room = asyncio.Semaphore(PARALLEL_FETCHES)
-
-    async def one(sequences: Sequence[int], expected_hash: bytes) -> Rollout:
-        async with room:
-            return await fetch_rollout(bus, sequences, expected_hash)
-
-    return await asyncio.gather(*(one(s, h) for s, h in wanted))
-
-
 async def _message(bus: Bus, sequence: int) -> bytes:
     try:
-        async for attempt in bus.retrying():
-            with attempt:
-                return bytes((await bus.js.get_msg(subjects.ROLLOUTS, sequence, direct=True)).data or b"")
+        message = await bus.asking(lambda: bus.js.get_msg(subjects.ROLLOUTS, sequence, direct=True))
     except NotFoundError:
         raise WireError(f"ROLLOUTS has no message at sequence {sequence}: purged, or never stored") from None
-    raise AssertionError("unreachable: the retry loop returns or raises")
+    return bytes(message.data or b"")
 
 
 async def read_groups(bus: Bus, run_id: str, start: int) -> list[tuple[int, Group]]:

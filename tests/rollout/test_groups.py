@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sluice.transport.queues import Delivery, PromptQueue, fetch_rollout
+from sluice.transport.queues import Delivery, PromptQueue, fetch_rollouts
 from sluice.types import FinishReason, GroupStatus, PolicyVersion, VerdictKind
 from sluice.wire.codec import encode_prompt
 from tests.rollout.conftest import StartWorker
@@ -30,8 +30,8 @@ async def test_a_prompt_becomes_a_group_whose_rollouts_are_stored_under_the_hash
         "w1",
         engine.url,
     )
-    for i, summary in enumerate(group.rollouts):
-        rollout = await fetch_rollout(stage.bus, summary.sequences, summary.content_hash)
+    rollouts = await fetch_rollouts(stage.bus, [(s.sequences, s.content_hash) for s in group.rollouts])
+    for i, (summary, rollout) in enumerate(zip(group.rollouts, rollouts, strict=True)):
         assert (rollout.n, rollout.attempt, rollout.i) == (0, group.attempt, i)
         assert tuple(rollout.prompt_token_ids) == stage.prompt(0).token_ids
         assert len(rollout.token_ids) == len(rollout.logprobs) == summary.length > 0
@@ -117,9 +117,8 @@ async def test_two_workers_that_race_on_one_prompt_store_one_group(
     assert len(await stage.groups(5)) == 5
     assert {group.worker for group in groups.values()} <= {"w1", "w2"}
     for group in groups.values():
-        for summary in group.rollouts:
-            rollout = await fetch_rollout(stage.bus, summary.sequences, summary.content_hash)
-            assert rollout.attempt == group.attempt
+        rollouts = await fetch_rollouts(stage.bus, [(s.sequences, s.content_hash) for s in group.rollouts])
+        assert {rollout.attempt for rollout in rollouts} == {group.attempt}
 
 
 async def _both_serve(stage: Stage) -> bool:

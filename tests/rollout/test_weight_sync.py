@@ -13,7 +13,7 @@ import pytest
 
 from services.rollout.engine import Engine
 from sluice.transport.log import read_stream
-from sluice.transport.queues import fetch_rollout
+from sluice.transport.queues import fetch_rollouts
 from sluice.types import Group, PolicyVersion, Rollout, Sampling, Version
 from sluice.weights.server import WeightServer
 from tests.rollout.conftest import StartWorker
@@ -56,7 +56,7 @@ async def generating(engine: EngineServer) -> None:
 
 
 async def rollouts(stage: Stage, group: Group) -> list[Rollout]:
-    return [await fetch_rollout(stage.bus, s.sequences, s.content_hash) for s in group.rollouts]
+    return await fetch_rollouts(stage.bus, [(s.sequences, s.content_hash) for s in group.rollouts])
 
 
 async def test_weights_that_change_in_mid_group_leave_spans_of_two_versions_in_each_rollout(

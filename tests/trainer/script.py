@@ -12,7 +12,7 @@ from sluice.config import RunSpec, parse_run_spec
 from sluice.packed import LogProbs, TokenIds
 from sluice.transport.log import FencedLog, last_sequence, ledger_log
 from sluice.transport.nats import Bus
-from sluice.transport.queues import Stored, store_group, store_rollout
+from sluice.transport.queues import Stored, store_group, store_rollouts
 from sluice.types import (
     Batch,
     BatchGroup,
@@ -157,7 +157,7 @@ class Script:
         if behaviour is not None:
             rollouts = [replace(r, logprobs=LogProbs([behaviour] * len(r.token_ids))) for r in rollouts]
         self.rollouts[n] = rollouts
-        stored = [await store_rollout(self.bus, rollout) for rollout in rollouts]
+        stored = await store_rollouts(self.bus, rollouts)
         if swap:
             stored[1] = replace(stored[1], content_hash=stored[0].content_hash)
         summaries = tuple(summarise(r, float(r.i % 2), s) for r, s in zip(rollouts, stored, strict=True))

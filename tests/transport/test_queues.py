@@ -11,13 +11,13 @@ from sluice.packed import LogProbs, TokenIds
 from sluice.transport.nats import Bus, StreamLimits
 from sluice.transport.queues import (
     PromptQueue,
-    fetch_rollout,
+    Stored,
     fetch_rollouts,
     pending_prompts,
     publish_prompt,
     read_groups,
     store_group,
-    store_rollout,
+    store_rollouts,
 )
 from sluice.types import (
     FinishReason,
@@ -41,6 +41,14 @@ def rollout(n: int, attempt: str, i: int, tokens: int = 4) -> Rollout:
     span = VersionSpan(PolicyVersion(0, 1), 0, tokens)
     ids, logprobs = TokenIds(range(tokens)), LogProbs([-0.5] * tokens)
     return Rollout("run", n, attempt, i, TokenIds((1, 2)), ids, logprobs, FinishReason.STOP, (span,) if tokens else ())
+
+
+async def store(bus: Bus, one: Rollout) -> Stored:
+    return (await store_rollouts(bus, [one]))[0]
+
+
+async def fetch(bus: Bus, stored: Stored) -> Rollout:
+    return (await fetch_rollouts(bus, [(stored.sequences, stored.content_hash)]))[0]
 
 
 def group(n: int, attempt: str) -> Group:
@@ -92,29 +100,36 @@ async def test_a_rollout_over_a_mebibyte_is_split_and_comes_back_whole(bus: Bus)
     ids = TokenIds(i % 50_000 for i in range(tokens))
     logprobs = LogProbs(-(((i * 2654435761) % 2**24) / 2**24) for i in range(tokens))
     big = Rollout("run", 0, "a", 0, TokenIds([1]), ids, logprobs, FinishReason.LENGTH, (span,))
-    stored = await store_rollout(bus, big)
+    stored = await store(bus, big)
     assert len(stored.sequences) > 1
-    assert (await fetch_rollout(bus, stored.sequences, stored.content_hash)) == big
+    assert (await fetch(bus, stored)) == big
 
 
 async def test_rollouts_of_two_attempts_never_answer_for_each_other(bus: Bus) -> None:
-    mine, other = await store_rollout(bus, rollout(0, "a", 0)), await store_rollout(bus, rollout(0, "b", 0))
+    mine, other = await store(bus, rollout(0, "a", 0)), await store(bus, rollout(0, "b", 0))
     assert mine.sequences != other.sequences
     with pytest.raises(WireError, match="content hash"):
-        await fetch_rollout(bus, other.sequences, mine.content_hash)
+        await fetch(bus, Stored(other.sequences, mine.content_hash))
 
 
 async def test_many_rollouts_come_back_in_the_order_asked_for(bus: Bus) -> None:
-    stored = [await store_rollout(bus, rollout(n, "a", 0, tokens=n)) for n in range(20)]
+    stored = await store_rollouts(bus, [rollout(n, "a", 0, tokens=n) for n in range(20)])
     wanted = [(s.sequences, s.content_hash) for s in reversed(stored)]
     assert [r.n for r in await fetch_rollouts(bus, wanted)] == list(reversed(range(20)))
 
 
+async def test_groups_of_long_rollouts_come_back_as_they_were(bus: Bus) -> None:
+    # Long enough to be encoded and decoded beside the event loop.
+    long = [rollout(0, "a", i, tokens=20_000 + i) for i in range(20)]
+    stored = await store_rollouts(bus, long)
+    assert await fetch_rollouts(bus, [(s.sequences, s.content_hash) for s in stored]) == long
+
+
 async def test_a_purged_rollout_is_named_as_gone(bus: Bus) -> None:
-    stored = await store_rollout(bus, rollout(0, "a", 0))
+    stored = await store(bus, rollout(0, "a", 0))
     await bus.js.purge_stream(subjects.ROLLOUTS, subject=subjects.rollouts("run"))
     with pytest.raises(WireError, match="purged"):
-        await fetch_rollout(bus, stored.sequences, stored.content_hash)
+        await fetch(bus, stored)
 
 
 async def test_a_full_stream_refuses_the_publisher_and_says_which_knob(bus: Bus) -> None:
@@ -126,16 +141,16 @@ async def test_a_full_stream_refuses_the_publisher_and_says_which_knob(bus: Bus)
     bus.deadline_seconds = 0.5
     with pytest.raises(TransientError, match="stream's size"):
         for i in range(100):
-            await store_rollout(bus, rollout(i, "a", 0, tokens=200))
+            await store(bus, rollout(i, "a", 0, tokens=200))
 
 
 async def test_stored_messages_survive_kill_9_of_the_server(bus: Bus, nats_server: NatsServer) -> None:
-    stored = await store_rollout(bus, rollout(0, "a", 0))
+    stored = await store(bus, rollout(0, "a", 0))
     await store_group(bus, group(0, "a"))
     await publish_prompt(bus, prompt(1))
     nats_server.kill()
     nats_server.start()
-    assert (await fetch_rollout(bus, stored.sequences, stored.content_hash)).attempt == "a"
+    assert (await fetch(bus, stored)).attempt == "a"
     assert len(await read_groups(bus, "run", 1)) == 1
     assert await pending_prompts(bus, "run") == {1}
 
