@@ -69,8 +69,8 @@ class Recorder:
             config_hash=self._claim.config_hash,
             optimizer_updates=progress.updates,
             world_size=self._world_size,
-        )
             updated_steps=progress.updated_steps,
+        )
         self._sealing = self._disk.submit(self._store.commit, folder, manifest, self._agenda.records)
         self._agenda.saved()
 

@@ -24,8 +24,8 @@ from services.trainer.publish import Publisher
 from services.trainer.purge import rollouts_nearly_full
 from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
-from services.trainer.trainer import Trainer
 from services.trainer.reference import ReferenceModel
+from services.trainer.trainer import Trainer
 from services.trainer.zero import ZeroEngine
 from sluice.errors import ConfigError, DivergedError, PermanentError, RunFailedError, SluiceError
 from sluice.telemetry import Logger, instance_name, log_context
