@@ -53,12 +53,22 @@ GAUGES = {
         "grad_norm": "gradient norm before clipping, mean over its updates",
         "lr": "learning rate",
         "entropy": "mean token entropy in nats",
+        "mean_token_probability": "mean probability of its response tokens",
+        "grad_norm_max": "largest gradient norm of its updates, before clipping",
+        "grad_clipped_fraction": "share of its updates whose gradient was clipped",
         "clip_fraction_high": "share of tokens clipped above",
         "clip_fraction_low": "share of tokens clipped below",
         "dual_clip_fraction": "share of tokens under the dual clip",
         "approx_kl": "mean log-ratio proximal to current, in nats",
+        "approx_kl_k3": "mean k3 estimate of that divergence, in nats",
+        "kl_loss": "mean estimate of the divergence from the reference model, in nats; 0 without one",
+        "ratio_max": "largest ratio of current to proximal policy",
         "logprob_gap_mean": "mean |trainer − behaviour| log-prob, in nats",
-        "importance_weight_mean": "mean truncated importance weight",
+        "logprob_gap_max": "largest |trainer − behaviour| log-prob, in nats",
+        "prob_correlation": "correlation of the probabilities that trainer and behaviour policy give to its tokens",
+        "importance_weight_mean": "mean importance weight, as applied",
+        "effective_sample_size": "share of its tokens that the importance weights leave, as a sample",
+        "rejected_token_fraction": "share of its tokens that rejection left out",
         "reward_mean_kept": "mean reward of the kept groups",
         "acc_mean_kept": "mean accuracy of the kept groups",
         "response_length_mean": "mean response length of the kept groups, in tokens",
@@ -154,8 +164,7 @@ def observe(report: StepReport) -> None:
     PEAK_MEMORY.labels(run).set(_peak_memory())
     fields = report.fields()
     for name, gauge in GAUGES.items():
-        if name in fields:
-            gauge.labels(run).set(fields[name])
+        gauge.labels(run).set(fields[name])
 
 
 def _peak_memory() -> int:
