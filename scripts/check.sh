@@ -7,4 +7,5 @@ cd "$(dirname "$0")/.."
 MYPYPATH=scripts .venv/bin/mypy --strict --no-error-summary sluice services tests scripts $(compgen -G "bench/*.py")
 scripts/proto.sh --check
 .venv/bin/python scripts/dashboards.py --check
-echo "check: format, lint, types, stubs and dashboards are clean"
+scripts/compose/lint.sh
+echo "check: format, lint, types, stubs, dashboards and compose files are clean"
