@@ -15,14 +15,13 @@ Together these give: staleness never above η, no group dropped for its length u
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
 from services.coordinator.books import Books
-from services.coordinator.live_groups import LiveGroup, batch_group, issue_ranges
+from services.coordinator.live_groups import LiveGroup, LiveGroups, batch_group, issue_ranges
 from services.coordinator.rules import QueueRules
 from sluice.algorithms.dynamic_sampling import drop_reason
 from sluice.types import (
@@ -37,7 +36,10 @@ from sluice.types import (
 
 
 class FilterQueue:
-    """State of one run's queue; every method is O(1) or O(B) but for planning a batch, which writes the live set."""
+    """State of one run's queue. A group costs O(log kept) from issue to batch, whatever else is live.
+
+    Only planning a batch looks at all live groups, because its record names them.
+    """
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
@@ -46,13 +48,10 @@ class FilterQueue:
         self.version = 0
         """Highest policy version number ever published, also after a trainer's rollback."""
         self.next_n = 0
-        self.live: dict[int, LiveGroup] = {}
-        """In issue order."""
+        self._live = LiveGroups()
         self.groups_seen = 0
         self.generation_limit = rules.filter.max_generation_batches
         self._rollouts_seen = 0
-        self._kept: list[int] = []
-        self._by_version: Counter[int] = Counter()
         self._books = Books()
 
     # ---------------------------------------------------------------- what people and metrics ask
@@ -63,8 +62,13 @@ class FilterQueue:
         return self._books.tally
 
     @property
+    def live(self) -> Mapping[int, LiveGroup]:
+        """By issue number, in issue order."""
+        return self._live.groups
+
+    @property
     def kept(self) -> int:
-        return len(self._kept)
+        return self._live.kept
 
     @property
     def in_flight(self) -> int:
@@ -121,7 +125,7 @@ class FilterQueue:
         if not self._batch_is_full():
             return None
         if self.rules.rounds or self.rules.overissue:
-            chosen = set(self._oldest_kept())
+            chosen = set(self._live.oldest_kept(self.rules.batch_size))
             surplus = tuple(n for n in self.live if n not in chosen)
             return Drop(surplus, DropReason.SURPLUS) if surplus else None
         if self.rules.drop_stragglers:
@@ -133,10 +137,7 @@ class FilterQueue:
         """The next batch, if it is full (or the short last one) and all that is left over can meet its deadline."""
         if self.k >= self.rules.total_steps or not (self._batch_is_full() or self._last_is_short()):
             return None
-        chosen = self._oldest_kept()
-        if not self._feasible_without(chosen):
-            return None
-        return self._batch_record(chosen)
+        return self._batch_record(self._live.oldest_kept(self.rules.batch_size)) if self._feasible() else None
 
     def plan_end(self, reason: DropReason) -> list[Drop]:
         """Settle everything on record, because the run ends: what is live, and what the filter has dropped."""
@@ -170,37 +171,30 @@ class FilterQueue:
     def _last_is_short(self) -> bool:
         return self.exhausted and self.rules.train_last and self.kept > 0 and self.in_flight == 0
 
-    def _oldest_kept(self) -> list[int]:
-        return heapq.nsmallest(self.rules.batch_size, self._kept)
-
-    def _feasible_without(self, chosen: list[int]) -> bool:
-        left = self._left_without(chosen)
-        due = accumulate(left[version] for version in sorted(left))
-        return all(count <= self._seats(version) for version, count in zip(sorted(left), due, strict=True))
+    def _feasible(self) -> bool:
+        """Whether what a batch of the oldest kept groups leaves over can meet its deadlines."""
+        left = self._live.left_over(self.rules.batch_size)
+        due = accumulate(left.values())
+        return all(count <= self._seats(version) for version, count in zip(left, due, strict=True))
 
     def _infeasible_in_flight(self) -> Iterator[int]:
         """In-flight groups, oldest first, whose loss makes what is left over feasible again."""
-        left = self._left_without(self._oldest_kept())
+        left = self._live.left_over(self.rules.batch_size)
         in_flight = deque(self.in_flight_groups())
         due = 0
-        for version in sorted(left):
-            due += left[version]
+        for version, count in left.items():
+            due += count
             while due > self._seats(version) and in_flight and self.live[in_flight[0]].version <= version:
                 yield in_flight.popleft()
                 due -= 1
-
-    def _left_without(self, chosen: list[int]) -> Counter[int]:
-        """Live groups by version, but for `chosen`."""
-        left = self._by_version.copy()
-        left.subtract(Counter(self.live[n].version for n in chosen))
-        return left
 
     def _seats(self, version: int) -> int:
         """Places in later batches that groups issued at `version` or before can still take."""
         return max(version + self.rules.max_staleness - self.k, 0) * self.rules.batch_size
 
     def _batch_record(self, chosen: list[int]) -> Batch:
-        rest = {n: live for n, live in self.live.items() if n not in set(chosen)}
+        taken = set(chosen)
+        rest = {n: live for n, live in self.live.items() if n not in taken}
         groups = tuple(batch_group(n, self.live[n]) for n in chosen)
         trained = self.tally.trained + len(groups)
         return Batch(
@@ -224,10 +218,8 @@ class FilterQueue:
     def commit(self, record: Issue | Drop | Batch) -> None:
         """Let a stored record happen. Records come in ledger order, each once."""
         match record:
-            case Issue(first, count, version, floors):
-                for n in range(first, first + count):
-                    self.live[n] = LiveGroup(version, floors)
-                self._by_version[version] += count
+            case Issue(first, count):
+                self._live.issue(record)
                 self.next_n = first + count
                 self._books.issue(count, self.next_n)
             case Drop(groups, reason):
@@ -255,8 +247,7 @@ class FilterQueue:
         if reason is not None:
             self._settle(group.n, reason, recorded=False)
             return reason
-        live.group, live.groups_sequence = group, sequence
-        heapq.heappush(self._kept, group.n)
+        self._live.keep(sequence, group)
         return None
 
     @classmethod
@@ -268,18 +259,12 @@ class FilterQueue:
         queue.k, queue.version, queue.next_n, queue._books = batch.k + 1, batch.version, batch.next_n, Books(batch)
         queue.groups_seen, queue._rollouts_seen = batch.floors.groups, batch.floors.rollouts
         for issue in batch.live:
-            for n in range(issue.first, issue.first + issue.count):
-                queue.live[n] = LiveGroup(issue.version, issue.floors)
-            queue._by_version[issue.version] += issue.count
+            queue._live.issue(issue)
         return queue
 
     def _commit_batch(self, batch: Batch) -> None:
         for entry in batch.groups:
-            self._by_version[self.live.pop(entry.n).version] -= 1
-        chosen = {entry.n for entry in batch.groups}
-        self._kept = [n for n in self._kept if n not in chosen]
-        heapq.heapify(self._kept)
-        self._by_version = +self._by_version
+            self._live.leave(entry.n)
         self.k, self._books = batch.k + 1, Books(batch)
 
     def _commit_drop(self, n: int, reason: DropReason) -> None:
@@ -290,9 +275,5 @@ class FilterQueue:
         self._settle(n, reason, recorded=True)
 
     def _settle(self, n: int, reason: DropReason, recorded: bool) -> None:
-        live = self.live.pop(n)
-        self._by_version[live.version] -= 1
-        if live.group is not None:
-            self._kept.remove(n)
-            heapq.heapify(self._kept)
+        self._live.leave(n)
         self._books.drop(n, reason, recorded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,6 +19,71 @@ class LiveGroup:
     floors: Floors
     group: Group | None = None
     groups_sequence: int = 0
+
+
+class LiveGroups:
+    """The live groups in issue order, and which of them are kept.
+
+    Each step costs O(log kept) at most. Groups are issued in the order of their versions, so counts by version say
+    which versions the oldest kept groups are of, without looking at any group.
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[int, LiveGroup] = {}
+        self._heap: list[int] = []
+        """Issue numbers of kept groups, and of some that have left since: these are skipped when they come up."""
+        self._live_by_version: Counter[int] = Counter()
+        self._kept_by_version: Counter[int] = Counter()
+
+    @property
+    def kept(self) -> int:
+        return self._kept_by_version.total()
+
+    def issue(self, issue: Issue) -> None:
+        """These groups are in flight from now on."""
+        for n in range(issue.first, issue.first + issue.count):
+            self.groups[n] = LiveGroup(issue.version, issue.floors)
+        self._live_by_version[issue.version] += issue.count
+
+    def keep(self, sequence: int, group: Group) -> None:
+        """A group in flight was stored at this GROUPS sequence and can train."""
+        live = self.groups[group.n]
+        live.group, live.groups_sequence = group, sequence
+        self._kept_by_version[live.version] += 1
+        heapq.heappush(self._heap, group.n)
+
+    def leave(self, n: int) -> None:
+        """A live group is settled."""
+        live = self.groups.pop(n)
+        _take_one(self._live_by_version, live.version)
+        if live.group is not None:
+            _take_one(self._kept_by_version, live.version)
+
+    def oldest_kept(self, count: int) -> list[int]:
+        """The `count` oldest kept groups, or all there are, oldest first."""
+        chosen: list[int] = []
+        while self._heap and len(chosen) < count:
+            n = heapq.heappop(self._heap)
+            if (live := self.groups.get(n)) and live.group:
+                chosen.append(n)
+        for n in chosen:
+            heapq.heappush(self._heap, n)
+        return chosen
+
+    def left_over(self, count: int) -> dict[int, int]:
+        """Live groups by version, oldest first, but for the `count` oldest kept ones."""
+        left = {}
+        for version in sorted(self._live_by_version):
+            chosen = min(self._kept_by_version[version], count)
+            left[version] = self._live_by_version[version] - chosen
+            count -= chosen
+        return left
+
+
+def _take_one(counts: Counter[int], version: int) -> None:
+    counts[version] -= 1
+    if not counts[version]:
+        del counts[version]
 
 
 def batch_group(n: int, live: LiveGroup) -> BatchGroup:
