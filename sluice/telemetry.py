@@ -21,6 +21,7 @@ import structlog
 from prometheus_client import generate_latest
 
 from sluice.errors import ConfigError
+from sluice.listening import plain
 from sluice.secrets import redact
 
 Logger = structlog.stdlib.BoundLogger
@@ -139,7 +140,7 @@ class MetricsServer:
             self._server = ThreadingHTTPServer((host, port), _handler(ready))
         except OSError as error:
             raise ConfigError(
-                f"SLUICE_METRICS_PORT={port} on SLUICE_METRICS_HOST={host}: {error.strerror}; choose another"
+                f"SLUICE_METRICS_PORT={port} on SLUICE_METRICS_HOST={host}: {plain(error)}; choose another"
             ) from None
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)

@@ -18,6 +18,7 @@ from services.coordinator.directory import Directory
 from services.coordinator.host import RunHost
 from services.coordinator.runs import RunReader
 from sluice.errors import ConfigError, SluiceError
+from sluice.listening import plain
 from sluice.service import run_service
 from sluice.telemetry import configure_logging, get_logger
 from sluice.transport.nats import Bus, StreamLimits
@@ -61,7 +62,7 @@ def bind(config: CoordinatorConfig) -> socket.socket:
         return socket.create_server((config.api_host, config.api_port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"SLUICE_API_PORT={config.api_port} on SLUICE_API_HOST={config.api_host}: {error.strerror}; choose another"
+            f"SLUICE_API_PORT={config.api_port} on SLUICE_API_HOST={config.api_host}: {plain(error)}; choose another"
         ) from None
 
 

@@ -19,6 +19,7 @@ from services.engine.model import Model
 from services.engine.scheduler import Limits
 from services.engine.weights import Weights, WeightsError
 from sluice.errors import ConfigError
+from sluice.listening import plain
 from sluice.service import run_service
 from sluice.telemetry import configure_logging, get_logger
 
@@ -47,7 +48,7 @@ def listen(config: EngineConfig) -> socket.socket:
         return socket.create_server((config.host, config.port), family=family)
     except OSError as error:
         address = f"--port (ENGINE_PORT)={config.port} of --host (ENGINE_HOST)={config.host}"
-        raise ConfigError(f"{address}: {error.strerror}; choose another") from None
+        raise ConfigError(f"{address}: {plain(error)}; choose another") from None
 
 
 async def serve(engine: Engine, config: EngineConfig, listener: socket.socket, started: float) -> int:

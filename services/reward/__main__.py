@@ -15,6 +15,7 @@ from services.reward.pool import Pool
 from services.reward.routing import Routes
 from services.reward.server import RewardServer, RewardServicer
 from sluice.errors import ConfigError
+from sluice.listening import check_listening
 from sluice.service import run_service
 from sluice.telemetry import Logger, configure_logging, get_logger, serve_metrics
 
@@ -41,6 +42,7 @@ async def serve(settings: RewardSettings) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     log = get_logger("reward")
+    check_listening(settings.bind, "SLUICE_REWARD_BIND")
     pool, listening = Pool(settings.pool), asyncio.Event()
     probes = serve_metrics(
         settings.metrics_port,

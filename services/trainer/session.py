@@ -28,6 +28,7 @@ from services.trainer.reference import ReferenceModel
 from services.trainer.trainer import Trainer
 from services.trainer.zero import ZeroEngine
 from sluice.errors import ConfigError, DivergedError, PermanentError, RunFailedError, SluiceError
+from sluice.listening import check_listening
 from sluice.telemetry import Logger, instance_name, log_context
 from sluice.transport.lease import Lease
 from sluice.transport.log import FencedLog
@@ -109,6 +110,8 @@ class Session:
             try:
                 claimed = claim_run(self.bus, run_id, instance_name("trainer"), self.log)
                 claim, records = self.nats.call(claimed, "claim", CLAIM_SECONDS)
+                if claim.spec.weights.transport == "grpc":
+                    check_listening(self.settings.weights_bind, "SLUICE_WEIGHTS_BIND")
             except SluiceError as error:
                 failure = error
         self.ranks.agree(failure)

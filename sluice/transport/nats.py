@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
@@ -77,6 +78,7 @@ class Bus:
 
         async def on_error(error: Exception) -> None:
             """Each failed try to reconnect ends up here; `on_lost` has said all there is to say about those."""
+            faults.append(str(error))
             if client.is_connected:
                 log.warning("nats_error", error=str(error), url=redact(url))
 
@@ -88,6 +90,7 @@ class Bus:
             log.info("nats_back", url=redact(url))
 
         client, seconds = Client(), min(CONNECT_SECONDS, deadline_seconds)
+        faults: deque[str] = deque(maxlen=1)
         try:
             async with asyncio.timeout(seconds):
                 await client.connect(
@@ -108,7 +111,7 @@ class Bus:
             await client.close()
             raise ConfigError(
                 f"SLUICE_NATS_URL={redact(url)}: no NATS server answers within {seconds:g} s "
-                f"({str(error) or 'connection refused'}); start one, or change the address"
+                f"({str(error) or ''.join(faults) or 'connection refused'}); start one, or change the address"
             ) from None
         if not _may_have_jetstream(client):
             await client.close()
