@@ -41,7 +41,8 @@ def in_plain_words(error: Mapping[str, Any]) -> str:
     """One error of a pydantic ValidationError as the end of a sentence that begins with the field's name and value."""
     kind = str(error["type"])
     if kind in _WORDS:
-        return _WORDS[kind].format(**error.get("ctx", {}))
+        context = error.get("ctx", {})
+        return _WORDS[kind].format(**{name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()})
     name, _, what = kind.partition("_")
     if name in _KINDS and what in ("type", "parsing", "parsing_size", "unicode", "attributes_type"):
         return f"must be {_KINDS[name]}"
