@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from sluice.types import Batch, DropReason, Group, GroupStatus, SamplingStats, Tally
+from sluice.types import Batch, DropReason, FinishReason, Group, GroupStatus, SamplingStats, Tally
 
 
 class Books:
@@ -25,15 +23,17 @@ class Books:
     def issue(self, count: int, issued: int) -> None:
         """`count` more groups, `issued` in all."""
         self.issued += count
-        self.tally = replace(self.tally, issued=issued)
+        t = self.tally
+        self.tally = Tally(issued, t.trained, t.dropped, t.scored_groups, t.kept_groups)
 
     def drop(self, n: int, reason: DropReason, recorded: bool) -> None:
         """A live group is settled without training; `recorded`: by a DROP record, otherwise by its outcomes."""
         self.dropped.append((n, reason))
         if not recorded:
             self.unrecorded[n] = reason
-        dropped = {**self.tally.dropped, reason: self.tally.dropped.get(reason, 0) + 1}
-        self.tally = replace(self.tally, dropped=dropped)
+        t = self.tally
+        dropped = {**t.dropped, reason: t.dropped.get(reason, 0) + 1}
+        self.tally = Tally(t.issued, t.trained, dropped, t.scored_groups, t.kept_groups)
 
     def expect_late(self, n: int) -> None:
         """Group n was given up while in flight."""
@@ -52,19 +52,21 @@ class Books:
                 self._add(group, reason)
 
     def _add(self, group: Group, reason: DropReason | None) -> None:
-        s, rollouts = self.sampled, group.rollouts
-        length = sum(r.length for r in rollouts)
+        reward = acc = 0.0
+        length = truncated = 0
+        for rollout in group.rollouts:  # once over them: this is most of what a group costs the queue
+            reward += rollout.score + rollout.shaping
+            acc += rollout.acc
+            length += rollout.length
+            truncated += rollout.finish_reason is FinishReason.LENGTH
+        s, t = self.sampled, self.tally
         self.sampled = SamplingStats(
             groups=s.groups + 1,
-            rollouts=s.rollouts + len(rollouts),
-            reward_sum=s.reward_sum + sum(r.reward for r in rollouts),
-            acc_sum=s.acc_sum + sum(r.acc for r in rollouts),
+            rollouts=s.rollouts + len(group.rollouts),
+            reward_sum=s.reward_sum + reward,
+            acc_sum=s.acc_sum + acc,
             length_sum=s.length_sum + length,
-            truncated=s.truncated + sum(r.finish_reason == "length" for r in rollouts),
+            truncated=s.truncated + truncated,
             tokens=s.tokens + length,
         )
-        self.tally = replace(
-            self.tally,
-            scored_groups=self.tally.scored_groups + 1,
-            kept_groups=self.tally.kept_groups + (reason is None),
-        )
+        self.tally = Tally(t.issued, t.trained, t.dropped, t.scored_groups + 1, t.kept_groups + (reason is None))

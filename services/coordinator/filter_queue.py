@@ -238,7 +238,8 @@ class FilterQueue:
         Returns the reason if the group is dropped by its outcomes.
         """
         self.groups_seen = max(self.groups_seen, sequence)
-        self._rollouts_seen = max([self._rollouts_seen, *(s for r in group.rollouts for s in r.sequences)])
+        for rollout in group.rollouts:
+            self._rollouts_seen = max(self._rollouts_seen, *rollout.sequences, 0)
         live, reason = self.live.get(group.n), drop_reason(group, self.rules.filter)
         if live is None or live.group is not None:
             self._books.count_late(group, reason)

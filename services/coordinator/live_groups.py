@@ -30,14 +30,11 @@ class LiveGroups:
 
     def __init__(self) -> None:
         self.groups: dict[int, LiveGroup] = {}
+        self.kept = 0
         self._heap: list[int] = []
         """Issue numbers of kept groups, and of some that have left since: these are skipped when they come up."""
         self._live_by_version: Counter[int] = Counter()
         self._kept_by_version: Counter[int] = Counter()
-
-    @property
-    def kept(self) -> int:
-        return self._kept_by_version.total()
 
     def issue(self, issue: Issue) -> None:
         """These groups are in flight from now on."""
@@ -50,6 +47,7 @@ class LiveGroups:
         live = self.groups[group.n]
         live.group, live.groups_sequence = group, sequence
         self._kept_by_version[live.version] += 1
+        self.kept += 1
         heapq.heappush(self._heap, group.n)
 
     def leave(self, n: int) -> None:
@@ -58,6 +56,7 @@ class LiveGroups:
         _take_one(self._live_by_version, live.version)
         if live.group is not None:
             _take_one(self._kept_by_version, live.version)
+            self.kept -= 1
 
     def oldest_kept(self, count: int) -> list[int]:
         """The `count` oldest kept groups, or all there are, oldest first."""
