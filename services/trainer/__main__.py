@@ -27,9 +27,13 @@ def _run() -> int:
     # DeepSpeed's `env://` rendezvous reads these, so a lone rank needs no variables at all.
     for name in ("rank", "world_size", "local_rank", "master_addr", "master_port"):
         os.environ[name.upper()] = str(getattr(settings, name))
-    from services.trainer.process import run_rank  # torch takes seconds, which a wrong setting should not cost
+    # Torch takes seconds, and what trains with it takes more: a wrong setting should cost neither.
+    from services.trainer.device import on_gpu
 
-    return run_rank(settings, get_logger("trainer").bind(rank=settings.rank))
+    gpu = on_gpu(settings)
+    from services.trainer.process import run_rank
+
+    return run_rank(settings, gpu, get_logger("trainer").bind(rank=settings.rank))
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

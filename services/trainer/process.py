@@ -24,9 +24,8 @@ from sluice.transport.nats import Bus
 EXIT_FAILED, EXIT_CONFIG, EXIT_FENCED, EXIT_RUN_FAILED = 1, 2, 3, 4
 
 
-def run_rank(settings: TrainerSettings, log: Logger) -> int:
-    """Serve one run as one rank; returns the exit code. Raises: ConfigError: there is no such GPU."""
-    on_gpu = _on_gpu(settings)
+def run_rank(settings: TrainerSettings, on_gpu: bool, log: Logger) -> int:
+    """Serve one run as one rank; returns the exit code."""
     nats = NatsThread(log, settings.nats_deadline_seconds)
     try:
         connecting = Bus.connect(settings.nats_url, instance_name("trainer"), settings.nats_deadline_seconds)
@@ -80,19 +79,6 @@ def _metrics_served(settings: TrainerSettings, ready: Callable[[], bool], log: L
         yield
     finally:
         server.close()
-
-
-def _on_gpu(settings: TrainerSettings) -> bool:
-    """Whether this rank trains on a GPU, which is there. Raises: ConfigError: it is not."""
-    if settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available()):
-        return False
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if settings.local_rank >= count:
-        raise ConfigError(
-            f"SLUICE_TRAINER_DEVICE={settings.device}: rank {settings.rank} wants GPU {settings.local_rank} of this "
-            f"host, torch sees {count}; give it more GPUs, start fewer ranks here, or set SLUICE_TRAINER_DEVICE=cpu"
-        )
-    return True
 
 
 def _session(settings: TrainerSettings, on_gpu: bool, nats: NatsThread, bus: Bus, log: Logger) -> Session:

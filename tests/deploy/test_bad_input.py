@@ -1,0 +1,297 @@
+"""What a person has to mend is one line that says how, and exit code 2: before anything was ready, and only once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sluice.environment import read_settings
+from sluice.errors import ConfigError
+from sluice.secrets import read_secret, redact, redact_command
+from sluice.storage import check_writable
+from tests.local.test_up import up
+from tests.servers import BIN, free_port, wait_for_port
+
+ROOT = Path(__file__).parents[2]
+CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
+SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A service, what is wrong with its environment, and how its one line begins."""
+
+    service: str
+    environment: dict[str, str]
+    says: str
+
+
+def start(
+    service: str, environment: dict[str, str], prepare: Callable[[], None] | None = None
+) -> subprocess.Popen[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", f"services.{service}"],
+        cwd=ROOT,
+        env={**plain, "CUDA_VISIBLE_DEVICES": "", "SLUICE_METRICS_PORT": "0", **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=prepare,  # noqa: PLW1509  # no other thread runs here
+    )
+
+
+def refused(service: str, process: subprocess.Popen[str]) -> str:
+    """The last line of a service that ended with exit code 2, without the name; no traceback stands before it."""
+    _, errors = process.communicate(timeout=SECONDS)
+    *logged, last = errors.splitlines()
+    assert process.returncode == 2, errors
+    assert all(line.startswith("{") and '"exception"' not in line for line in logged), errors
+    assert last.startswith(f"sluice-{service}: "), errors
+    return last.removeprefix(f"sluice-{service}: ")
+
+
+def without_rights_of_root() -> None:
+    """Run in a child before its program: file permissions count, for root too."""
+    if os.geteuid() == 0:
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[str]:
+    """A port of this machine on which somebody else listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield str(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def plain_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A NATS server that was started without JetStream."""
+    port = free_port()
+    process = subprocess.Popen(
+        [str(BIN / "nats-server"), "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
+    )
+    wait_for_port(port)
+    yield f"nats://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def cases(taken: str, plain_nats: str, folder: Path) -> dict[str, Case]:
+    absent, empty, file = folder / "absent", folder / "empty", folder / "file"
+    empty.touch()
+    file.write_text("in the way")
+    no_jetstream = f"SLUICE_NATS_URL={plain_nats}: the NATS server has no JetStream; start it with --jetstream"
+    in_use = "=127.0.0.1: Address already in use; choose another"
+    return {
+        "a NATS address without a scheme": Case(
+            "coordinator",
+            {"SLUICE_NATS_URL": "127.0.0.1:4222"},
+            "SLUICE_NATS_URL=127.0.0.1:4222: must begin with nats:// or tls:// or ws:// or wss://, like nats://HOST:4222",
+        ),
+        "a NATS address with a port that is none": Case(
+            "rollout",
+            {"SLUICE_NATS_URL": "nats://127.0.0.1:99999"},
+            "SLUICE_NATS_URL=nats://127.0.0.1:99999: Port out of range",
+        ),
+        "a Redis address without a scheme": Case(
+            "coordinator",
+            {"SLUICE_REDIS_URL": "localhost:6379"},
+            "SLUICE_REDIS_URL=localhost:6379: must begin with redis://",
+        ),
+        "a NATS server without JetStream": Case(
+            "coordinator", {"SLUICE_NATS_URL": plain_nats, "SLUICE_API_PORT": "0"}, no_jetstream
+        ),
+        "a NATS server without JetStream for a worker": Case(
+            "rollout", {"SLUICE_NATS_URL": plain_nats, "SLUICE_CACHE_DIR": str(folder / "cache")}, no_jetstream
+        ),
+        "a secret whose file is missing": Case(
+            "coordinator",
+            {"SLUICE_API_TOKEN_FILE": str(absent)},
+            f"SLUICE_API_TOKEN_FILE={absent}: No such file or directory; mount the secret there",
+        ),
+        "a secret whose file is empty": Case(
+            "rollout",
+            {"SLUICE_ENGINE_API_KEY_FILE": str(empty)},
+            f"SLUICE_ENGINE_API_KEY_FILE={empty}: the file is empty; write the secret into it",
+        ),
+        "an API for everybody without a token": Case(
+            "coordinator", {"SLUICE_API_HOST": "0.0.0.0"}, "SLUICE_API_HOST=0.0.0.0"
+        ),
+        "the port of the API in use": Case(
+            "coordinator", {"SLUICE_API_PORT": taken}, f"SLUICE_API_PORT={taken} on SLUICE_API_HOST{in_use}"
+        ),
+        "the port of the metrics in use": Case(
+            "reward", {"SLUICE_METRICS_PORT": taken}, f"SLUICE_METRICS_PORT={taken} on SLUICE_METRICS_HOST{in_use}"
+        ),
+        "a data folder that is a file": Case(
+            "trainer",
+            {"SLUICE_DATA_DIR": str(file)},
+            f"SLUICE_DATA_DIR={file}: File exists; remove the file that is in the way",
+        ),
+        "a GPU that is not there": Case(
+            "trainer",
+            {"SLUICE_TRAINER_DEVICE": "cuda", "SLUICE_DATA_DIR": str(folder / "data")},
+            "SLUICE_TRAINER_DEVICE=cuda: rank 0 wants GPU 0 of this host, torch sees 0; give it more GPUs",
+        ),
+    }
+
+
+def test_each_fault_of_a_deployment_is_one_line_that_says_what_to_change(
+    taken: str, plain_nats: str, tmp_path: Path
+) -> None:
+    wrong = cases(taken, plain_nats, tmp_path)
+    processes = {name: start(case.service, case.environment) for name, case in wrong.items()}
+    for name, case in wrong.items():
+        said = refused(case.service, processes[name])
+        assert said.startswith(case.says), name
+
+
+def test_a_service_is_never_ready_before_it_refuses(taken: str) -> None:
+    port = free_port()
+    process = start("reward", {"SLUICE_REWARD_BIND": f"127.0.0.1:{taken}", "SLUICE_METRICS_PORT": str(port)})
+    answers = set()
+    while process.poll() is None:
+        answers.add(readiness(port))
+        time.sleep(0.02)
+    named = f"SLUICE_REWARD_BIND=127.0.0.1:{taken}: Address already in use; choose another"
+    assert refused("reward", process) == named
+    assert 200 not in answers
+
+
+def readiness(port: int) -> int | None:
+    """Status of /readyz; None while nobody answers."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
+            probe.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            return int(probe.makefile("rb").readline().split()[1])
+    except (OSError, IndexError):
+        return None
+
+
+def test_a_folder_that_may_not_be_written_is_named_with_the_knob(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o500)
+    process = start("trainer", {"SLUICE_DATA_DIR": str(tmp_path / "data")}, without_rights_of_root)
+    said = refused("trainer", process)
+    assert said.startswith(f"SLUICE_DATA_DIR={tmp_path / 'data'}: Permission denied; give this user the right to write")
+
+
+def test_a_disk_that_takes_no_more_is_named_with_the_knob(tmp_path: Path) -> None:
+    """A small file system where this user may mount one; elsewhere a limit on the size of files, as quotas have."""
+    folder, limit = tmp_path / "cache", 4096
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={16 * limit}", "tmpfs", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    try:
+        settle = None if mounted else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        said = refused("rollout", start("rollout", {"SLUICE_CACHE_DIR": str(folder)}, settle))
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
+    why = "No space left on device; make room on it" if mounted else "File too large; raise the limit"
+    assert said.startswith(f"SLUICE_CACHE_DIR={folder}: {why}")
+
+
+def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "data", "KNOB")
+    assert list((tmp_path / "new" / "data").iterdir()) == []
+
+
+def test_a_stack_stops_at_a_wrong_setting_and_repeats_the_services_line(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_LEASE_SECONDS", "0")
+    with up(tmp_path, tiny_model, "wrong") as process:
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert errors.splitlines()[-1] == "sluice: sluice-coordinator: SLUICE_LEASE_SECONDS=0: must be at least 1"
+    assert errors.count("SLUICE_LEASE_SECONDS") == 1  # it was not started again and again
+
+
+def test_a_stack_whose_folder_may_not_be_written_says_so(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "artifacts").write_text("in the way")
+    with up(tmp_path, tiny_model, "local") as process:
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert errors.startswith("sluice: --name=artifacts/local: ") and errors.count("\n") == 1
+
+
+def test_no_line_shows_a_password(tmp_path: Path) -> None:
+    """A server that asks for a password, once with a wrong one and once with the right one, then killed."""
+    port = free_port()
+    command = [str(BIN / "nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path)]
+    server = subprocess.Popen([*command, "--user", "sluice", "--pass", "right-secret"], stderr=subprocess.DEVNULL)
+    wait_for_port(port)
+    secret = tmp_path / "nats_url"
+    secret.write_text(f"nats://sluice:right-secret@127.0.0.1:{port}\n")
+    api = free_port()
+    address = f"nats://sluice:wrong-secret@127.0.0.1:{port}"
+    wrong = start(
+        "coordinator", {"SLUICE_NATS_URL": address, "SLUICE_NATS_DEADLINE_SECONDS": "2", "SLUICE_API_PORT": "0"}
+    )
+    right = start("coordinator", {"SLUICE_NATS_URL_FILE": str(secret), "SLUICE_API_PORT": str(api)})
+    said = refused("coordinator", wrong)
+    assert said.startswith(f"SLUICE_NATS_URL=nats://***@127.0.0.1:{port}: ") and "Authorization" in said
+    wait_for_ready(api)
+    server.kill()
+    server.wait()
+    assert right.stderr is not None
+    lost = next(line for line in right.stderr if "nats_lost" in line)
+    right.kill()
+    right.communicate()
+    assert f'"url": "nats://***@127.0.0.1:{port}"' in lost
+
+
+def wait_for_ready(port: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while readiness(port) != 200:
+        assert time.monotonic() < deadline, f"port {port} is not ready"
+        time.sleep(0.02)
+
+
+def test_a_secret_comes_from_its_variable_or_its_file_but_not_from_both(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    assert read_secret("T", {"T": "plain", "T_FILE": ""}) == "plain"
+    assert read_secret("T", {"T_FILE": str(file)}) == "from-file"
+    assert read_secret("T", {"T": ""}) is None
+    with pytest.raises(ConfigError, match="T and T_FILE are both set"):
+        read_secret("T", {"T": "plain", "T_FILE": str(file)})
+
+
+def test_what_is_shown_holds_no_credentials() -> None:
+    assert redact("nats://u:p@a:1,tls://token@b:2 failed") == "nats://***@a:1,tls://***@b:2 failed"
+    assert redact("http://127.0.0.1:1/x@y") == "http://127.0.0.1:1/x@y"
+    shown = redact_command(["python", "--api-key", "k", "--admin-api-key=k", "--port", "1"])
+    assert shown == ["python", "--api-key", "***", "--admin-api-key=***", "--port", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SLUICE_LEASE_SECONDS", "soon", "must be a number"),
+        ("SLUICE_STREAM_REPLICAS", "9", "must be at most 5"),
+        ("SLUICE_STREAM_REPLICAS", "1.5", "must be a whole number"),
+        ("SLUICE_ALLOW_REMOTE_CODE", "perhaps", "must be true or false"),
+        ("SLUICE_LOG_LEVEL", "loud", "must be one of 'debug', 'info', 'warning' or 'error'"),
+        ("SLUICE_NATS_URL", "nats://", "'nats://' is not of the form nats://HOST:4222"),
+        ("SLUICE_REDIS_URL", "redis://h/x", "is not of the form redis://HOST:6379/0"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_in_plain_words(name: str, value: str, words: str) -> None:
+    from services.coordinator.config import ENVIRONMENT, CoordinatorConfig
+
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{name}={value}: {words}')}$"):
+        read_settings(CoordinatorConfig, ENVIRONMENT, {name: value})
