@@ -56,6 +56,21 @@ class CountsView(View):
         return self.kept / self.scored if self.scored else None
 
 
+class BottleneckView(View):
+    """Who waits for whom, as measured over the last training steps, and what would help."""
+
+    part: str = Field(
+        description="What holds the run back: rollouts, trainer, reward, weight_sync, filter, staleness, checkpoint, "
+        "or balanced."
+    )
+    text: str = Field("", description="The verdict in words.")
+    knob: str = Field("", description="The settings that would help; empty when balanced.")
+    shares: dict[str, float] = Field(
+        default_factory=dict, description="What the verdict is made from, each between 0 and 1."
+    )
+    window_seconds: float = Field(0.0, description="How much of the run's time it is made from.")
+
+
 class RunView(View):
     """A run as it stands now."""
 
@@ -73,6 +88,9 @@ class RunView(View):
     policy_version: str | None = Field(None, description="Newest published policy version, e.g. v12.1.")
     counts: CountsView = CountsView()
     waits: tuple[WaitView, ...] = Field((), description="Who waits for whom, the longest first.")
+    bottleneck: BottleneckView | None = Field(
+        None, description="What holds the run back; absent until enough is measured, and while it does not run."
+    )
     spec: dict[str, Any] | None = Field(None, description="The whole run spec; absent in lists.")
 
 
@@ -93,6 +111,7 @@ class BatchView(View):
     in_flight: int = 0
     kept_waiting: int = 0
     elapsed_seconds: float | None = Field(None, description="Since the first issued prompt.")
+    fill_seconds: float | None = Field(None, description="Since the batch before, or the first issued prompt.")
     tokens_per_second: float | None = None
 
 
@@ -211,6 +230,11 @@ class WorkerView(View):
     engine: str | None = None
     version: str | None = None
     in_flight: int = 0
+    slots: int = Field(0, description="Most groups that it takes on at once.")
+    seconds: dict[str, float] = Field(
+        default_factory=dict,
+        description="Since it joined the run, by what it did: generate, weight_sync, reward, store, idle.",
+    )
     tokens_per_second: float | None = None
 
 

@@ -16,7 +16,9 @@ from services.coordinator.board import StatusBoard
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.directory import Directory
 from services.coordinator.host import RunHost
+from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.runs import RunReader
+from services.coordinator.streams import watch_streams
 from sluice.errors import ConfigError, SluiceError
 from sluice.listening import plain
 from sluice.service import run_service
@@ -30,7 +32,9 @@ async def serve(config: CoordinatorConfig) -> None:
     bus = await Bus.connect(config.nats_url, "coordinator", config.nats_deadline_seconds)
     await bus.ensure_streams(StreamLimits(rollouts_bytes=config.rollouts_bytes, replicas=config.stream_replicas))
     board = StatusBoard(config.redis_url, get_logger("coordinator"))
-    host = RunHost(bus, RunReader(bus), board, config)
+    metrics = CoordinatorMetrics()
+    bus.count_retry = metrics.nats_retries.inc
+    host = RunHost(bus, RunReader(bus), board, config, metrics)
     directory = Directory(bus, RunReader(bus), board, config.allow_remote_code)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -41,16 +45,17 @@ async def serve(config: CoordinatorConfig) -> None:
         )
     )
     api, holding = asyncio.create_task(server.serve(sockets=[listening])), asyncio.create_task(host.serve())
-    stop = asyncio.create_task(_stop_signal())
+    watching, stop = asyncio.create_task(watch_streams(bus, metrics)), asyncio.create_task(_stop_signal())
     try:
-        first, _ = await asyncio.wait({api, holding, stop}, return_when=asyncio.FIRST_COMPLETED)
+        first, _ = await asyncio.wait({api, holding, watching, stop}, return_when=asyncio.FIRST_COMPLETED)
         if stop not in first:
             await first.pop()  # raises what broke it
             raise SluiceError("the API server ended by itself; its lines above say why")
     finally:
         server.should_exit = True
         holding.cancel()
-        await asyncio.gather(api, holding, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(api, holding, watching, return_exceptions=True)
         await board.close()
         await bus.close()
 

@@ -184,6 +184,7 @@ class Directory:
             policy_version=history.versions[-1].version if history.versions else None,
             counts=live.counts,
             waits=live.waits,
+            bottleneck=live.bottleneck,
             spec=history.spec.model_dump(mode="json") if with_spec else None,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nats.js.errors import NotFoundError
 
 from services.coordinator.history import RunHistory
-from services.coordinator.run import PromptSource
+from services.coordinator.prompt_source import PromptSource
 from sluice.algorithms.dynamic_sampling import drop_reason
 from sluice.transport.nats import Bus
 from sluice.types import Group, RolloutSummary

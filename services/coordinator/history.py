@@ -48,7 +48,7 @@ class RunHistory:
         self.last_progress_at: datetime | None = None
         self.finished_at: datetime | None = None
         self.last_batch: Batch | None = None
-        self._last_batch_at: datetime | None = None
+        self.last_batch_at: datetime | None = None
         self.since_batch: list[Issue | Drop] = []
         self.issues: list[Issue] = []
         self.batches: list[BatchView] = []
@@ -144,9 +144,9 @@ class RunHistory:
     def _fold_batch(self, batch: Batch, time: datetime) -> None:
         before = self.last_batch.tally if self.last_batch else Tally()
         began = self.first_issue_at or time
-        since = self._last_batch_at or began
+        since = self.last_batch_at or began
         self.batches.append(_batch_view(batch, before, (time - began).total_seconds(), (time - since).total_seconds()))
-        self._last_batch_at = time
+        self.last_batch_at = time
         self.trained_in |= dict.fromkeys((entry.n for entry in batch.groups), batch.k)
         self.dropped |= dict(batch.dropped)
         self.last_batch, self.since_batch = batch, []
@@ -174,5 +174,6 @@ def _batch_view(batch: Batch, before: Tally, elapsed: float, filled_in: float) -
         staleness={str(k): v for k, v in sorted(staleness.items())},
         version=batch.version,
         elapsed_seconds=elapsed,
+        fill_seconds=filled_in,
         tokens_per_second=s.tokens / filled_in if filled_in > 0 else None,
     )

@@ -28,11 +28,12 @@ LOOK_SECONDS = 1.0
 class RunHost:
     """Holds runs by lease. The lease only decides who tries; LEDGER's fence decides who may write."""
 
-    def __init__(self, bus: Bus, runs: RunReader, board: StatusBoard, config: CoordinatorConfig) -> None:
-        self._bus, self._runs, self._board, self._config = bus, runs, board, config
+    def __init__(
+        self, bus: Bus, runs: RunReader, board: StatusBoard, config: CoordinatorConfig, metrics: CoordinatorMetrics
+    ) -> None:
+        self._bus, self._runs, self._board, self._config, self._metrics = bus, runs, board, config, metrics
         self.name = instance_name("coordinator")
         self._log = get_logger("coordinator").bind(coordinator=self.name)
-        self._metrics = CoordinatorMetrics()
         self._held: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
@@ -73,6 +74,7 @@ class RunHost:
                 self._log.warning("lease_lost")
         finally:
             await end_tasks([held, lost])
+            self._metrics.end(run_id)
             await lease.release()
             del self._held[run_id]
 
@@ -82,6 +84,7 @@ class RunHost:
             await run.claim(self.name)
             await run.rebuild()
             await announce(self._bus, run.history)
+            self._metrics.begin(run.history)
             self._log.info("run_claimed", state=str(run.history.state), batches=len(run.history.batches))
             async with RunInbox(run) as inbox:
                 await coordinate(run, inbox)

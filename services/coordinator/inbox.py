@@ -9,7 +9,8 @@ from typing import Any, Self
 from services.coordinator.control import Request, serve_control
 from services.coordinator.loop import News, Stored, Tick
 from services.coordinator.run import Run
-from services.coordinator.workers import workers_of
+from services.coordinator.staff import Beat
+from services.coordinator.workers import listen
 from sluice.cancellation import end_tasks
 from sluice.errors import WireError
 from sluice.transport.log import Entry, follow_stream
@@ -71,8 +72,8 @@ class RunInbox:
             self._queue.put_nowait(Entry(sequence, decode_trainer(payload), at))
 
     async def _clock(self) -> None:
-        workers = 0
+        beat = Beat()
         while True:
-            workers = await workers_of(self._run.bus, self._run.id, otherwise=workers)
-            self._queue.put_nowait(Tick(workers))
+            beat = await listen(self._run.bus, self._run.id, otherwise=beat)
+            self._queue.put_nowait(Tick(beat))
             await asyncio.sleep(TICK_SECONDS)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.coordinator.control import Request, answer
 from services.coordinator.run import Run
+from services.coordinator.staff import Beat
 from sluice.transport.log import Entry
 from sluice.types import DropReason, Group, RunState, TrainerRecord
 
@@ -24,9 +25,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A second went by; this many rollout workers are registered."""
+    """A second went by, and this is how things stand around the run."""
 
-    workers: int
+    beat: Beat
 
 
 News = Stored | Entry[TrainerRecord] | Request | Tick
@@ -64,8 +65,8 @@ async def hear(run: Run, news: News) -> None:
             run.take_trainer_record(news)
         case Request():
             await answer(run, news)
-        case Tick(workers):
-            await run.tick(workers)
+        case Tick(beat):
+            await run.tick(beat)
 
 
 async def advance(run: Run) -> None:

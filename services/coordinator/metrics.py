@@ -1,61 +1,151 @@
-"""All metrics of the coordinator."""
+"""All metrics of the coordinator: of the runs that it holds, and of the streams that all runs share."""
 
 from __future__ import annotations
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Mapping
 
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+
+from services.coordinator.bottleneck import Part
 from services.coordinator.filter_queue import FilterQueue
+from services.coordinator.history import RunHistory
 from services.coordinator.status import LiveStatus
-from sluice.types import DropReason, Group, RunState
+from sluice.run_series import STALENESS, TOKENS, RunSeries
+from sluice.types import DropReason, Group, GroupStatus, RunState
 from sluice.views import BatchView
-
-SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
-STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 
 class CoordinatorMetrics:
-    """Counters and gauges by run; a run's series go when it has ended."""
+    """Counters and gauges by run; a run's gauges are there while this coordinator holds it."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"sluice_{name}", text, ("run", *labels), registry=registry)
+        self._series = RunSeries(registry)
+        self._count_groups()
+        self._measure_batches()
+        self._show_run()
+        self._show_waits()
+        self._show_streams(registry)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"sluice_{name}", text, ("run", *labels), registry=registry)
+    def _count_groups(self) -> None:
+        counter, gauge, histogram = self._series.counter, self._series.gauge, self._series.histogram
+        self.issued = counter("sluice_groups_issued_total", "Groups issued.")
+        self.scored = counter("sluice_groups_scored_total", "Groups whose every rollout has a verdict.")
+        self.kept = counter("sluice_groups_kept_total", "Groups kept by the filter.")
+        self.dropped = counter("sluice_groups_dropped_total", "Groups that never train.", "reason")
+        self.dead_letters = counter("sluice_groups_unreadable_total", "GROUPS messages that could not be decoded.")
+        self.in_flight = gauge("sluice_groups_in_flight", "Issued groups without a stored group yet.")
+        self.kept_waiting = gauge("sluice_groups_kept_waiting", "Kept groups that wait for their batch.")
+        self.capacity = gauge(
+            "sluice_groups_capacity", "Most groups consumed, kept or in flight at this policy version."
+        )
+        self.consumed = gauge("sluice_groups_consumed", "Groups that batches have consumed.")
+        self.queued = gauge("sluice_prompts_queued", "Prompts that no worker has pulled.")
+        self.delivered = gauge("sluice_prompts_delivered", "Prompts in workers' hands.")
+        self.oldest = gauge("sluice_oldest_group_seconds", "Age of the oldest group in flight; 0 without any.")
+        self.group_seconds = histogram("sluice_group_seconds", "From issue to stored group.")
+        self.group_tokens = histogram(
+            "sluice_group_response_tokens",
+            "Length of each response of a scored group, by what the filter decided: kept, dropped.",
+            "decision",
+            buckets=TOKENS,
+        )
 
-        self.issued = counter("groups_issued_total", "Groups issued.")
-        self.scored = counter("groups_scored_total", "Groups whose every rollout has a verdict.")
-        self.kept = counter("groups_kept_total", "Groups kept by the filter.")
-        self.dropped = counter("groups_dropped_total", "Groups that never train.", "reason")
-        self.dead_letters = counter("groups_unreadable_total", "GROUPS messages that could not be decoded.")
-        self.batches = counter("batches_total", "Batches emitted.")
-        self.in_flight = gauge("groups_in_flight", "Issued groups without a stored group yet.")
-        self.kept_waiting = gauge("groups_kept_waiting", "Kept groups that wait for their batch.")
-        self.capacity = gauge("groups_capacity", "Most groups consumed, kept or in flight at this policy version.")
-        self.consumed = gauge("groups_consumed", "Groups that batches have consumed.")
-        self.reward = gauge("reward_mean", "Mean reward over all groups sampled for the last batch.")
-        self.acc = gauge("acc_mean", "Mean accuracy over all groups sampled for the last batch.")
-        self.keep_rate = gauge("keep_rate", "Kept groups of scored groups, for the last batch.")
-        self.response_length = gauge("response_length_tokens", "Mean response length of all groups of the last batch.")
-        self.truncated = gauge("truncated_share", "Share of rollouts cut at max_response_length, last batch.")
-        self.workers = gauge("rollout_workers", "Rollout workers registered for the run.")
-        self.version = gauge("published_policy_version", "Highest policy version number ever published.")
-        self.wait = gauge("wait_seconds", "How long a named wait has lasted.", "wait")
-        self.state = gauge("run_state", "1 for the state that the run is in.", "state")
-        self.staleness = Histogram(
+    def _measure_batches(self) -> None:
+        counter, gauge, histogram = self._series.counter, self._series.gauge, self._series.histogram
+        self.batches = counter("sluice_batches_total", "Batches emitted.")
+        self.last_batch = gauge(
+            "sluice_last_batch_timestamp_seconds",
+            "When the last batch was emitted, or the first prompt issued; Unix time.",
+        )
+        self.fill_seconds = histogram(
+            "sluice_batch_fill_seconds", "From the batch before, or the first prompt, to a batch."
+        )
+        self.straggler_seconds = histogram(
+            "sluice_batch_straggler_seconds", "How long a full batch waited for older groups in flight."
+        )
+        self.staleness = histogram(
             "sluice_batch_staleness_steps",
             "Staleness of groups when a batch consumes them, by the version at issue.",
-            ("run",),
             buckets=STALENESS,
-            registry=registry,
         )
-        self.group_seconds = Histogram(
-            "sluice_group_seconds",
-            "From issue to stored group.",
-            ("run",),
-            buckets=SECONDS,
-            registry=registry,
+        self.bound = gauge("sluice_staleness_bound_steps", "The run's max_staleness.")
+        self.reward = gauge("sluice_reward_mean", "Mean reward over all groups sampled for the last batch.")
+        self.acc = gauge("sluice_acc_mean", "Mean accuracy over all groups sampled for the last batch.")
+        self.keep_rate = gauge("sluice_keep_rate", "Kept groups of scored groups, for the last batch.")
+        self.response_length = gauge(
+            "sluice_response_length_tokens", "Mean response length of all groups of the last batch."
         )
+        self.truncated = gauge("sluice_truncated_share", "Share of rollouts cut at max_response_length, last batch.")
+
+    def _show_run(self) -> None:
+        counter, gauge = self._series.counter, self._series.gauge
+        self.state = gauge("sluice_run_state", "1 for the state that the run is in.", "state")
+        self.lease = gauge("sluice_lease_held", "1 at the coordinator that holds the run.")
+        self.claims = counter("sluice_claims_total", "Times that this coordinator claimed the run in its ledger.")
+        self.training_failures = counter(
+            "sluice_training_failures_total", "Times that the trainer put on record that it cannot go on."
+        )
+        self.workers = gauge("sluice_rollout_workers", "Rollout workers registered for the run.")
+        self.version = gauge("sluice_published_policy_version", "Highest policy version number ever published.")
+        self.skew = gauge(
+            "sluice_version_skew_steps", "Versions that the worker with the oldest weights is behind the trainer."
+        )
+
+    def _show_waits(self) -> None:
+        gauge = self._series.gauge
+        self.wait = gauge("sluice_wait_seconds", "How long a named wait has lasted.", "wait")
+        self.wait_deadline = gauge("sluice_wait_deadline_seconds", "When that wait becomes an alarm.", "wait")
+        self.bottleneck = gauge(
+            "sluice_bottleneck",
+            "1 for the part that holds the run back: rollouts, trainer, reward, weight_sync, filter, staleness, "
+            "checkpoint, balanced.",
+            "part",
+        )
+        self.bottleneck_share = gauge(
+            "sluice_bottleneck_share",
+            "What that verdict is made from: shares of the trainer's time, of the rollouts' time, the share of slots "
+            "in use, the keep rate.",
+            "share",
+        )
+
+    def _show_streams(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"sluice_{name}", text, labels, registry=registry)
+
+        self.stream_bytes = gauge("stream_bytes", "Bytes that a stream holds.", "stream")
+        self.stream_messages = gauge("stream_messages", "Messages that a stream holds.", "stream")
+        self.stream_limit = gauge(
+            "stream_limit_bytes", "Most bytes that it may hold; absent without a limit.", "stream"
+        )
+        self.storage = gauge("jetstream_storage_bytes", "File storage that NATS uses for all streams.")
+        self.nats_retries = Counter(
+            "sluice_nats_retries_total", "Requests to NATS that had to be repeated.", registry=registry
+        )
+        self.ended = Counter(
+            "sluice_runs_ended_total", "Runs that this coordinator saw end, by state.", ("state",), registry=registry
+        )
+        for state in RunState:
+            if state.terminal:
+                self.ended.labels(state=str(state))
+
+    # ---------------------------------------------------------------- what happens
+
+    def begin(self, history: RunHistory) -> None:
+        """This coordinator holds the run from now on; what can be counted of it exists from the start."""
+        run_id = history.run_id
+        self._series.begin(run_id)
+        self.lease.labels(run=run_id).set(1)
+        self.claims.labels(run=run_id).inc()
+        self.bound.labels(run=run_id).set(history.spec.asynchrony.max_staleness)
+        for counter in (self.issued, self.scored, self.kept, self.dead_letters, self.batches, self.training_failures):
+            counter.labels(run=run_id)
+        for reason in DropReason:
+            self.dropped.labels(run=run_id, reason=str(reason))
+        self.observe_state(run_id, history.state)
+
+    def end(self, run_id: str) -> None:
+        """This coordinator does not hold the run any more."""
+        self._series.end(run_id)
 
     def observe_group(self, run_id: str, group: Group, reason: DropReason | None, seconds: float | None) -> None:
         """A group was stored."""
@@ -63,14 +153,20 @@ class CoordinatorMetrics:
             self.kept.labels(run=run_id).inc()
         else:
             self.dropped.labels(run=run_id, reason=str(reason)).inc()
-        if group.status == "scored":
+        if group.status is GroupStatus.SCORED:
             self.scored.labels(run=run_id).inc()
+            lengths = self.group_tokens.labels(run=run_id, decision="kept" if reason is None else "dropped")
+            for rollout in group.rollouts:
+                lengths.observe(rollout.length)
         if seconds is not None:
             self.group_seconds.labels(run=run_id).observe(seconds)
 
-    def observe_batch(self, run_id: str, view: BatchView) -> None:
-        """A batch was emitted."""
+    def observe_batch(self, run_id: str, view: BatchView, full_seconds: float) -> None:
+        """A batch was emitted that had been full for `full_seconds`."""
         self.batches.labels(run=run_id).inc()
+        self.straggler_seconds.labels(run=run_id).observe(full_seconds)
+        if view.fill_seconds is not None:
+            self.fill_seconds.labels(run=run_id).observe(view.fill_seconds)
         for metric, value in (
             (self.reward, view.reward_mean),
             (self.acc, view.acc_mean),
@@ -84,19 +180,43 @@ class CoordinatorMetrics:
             for _ in range(groups):
                 self.staleness.labels(run=run_id).observe(float(staleness))
 
-    def observe_status(self, run_id: str, queue: FilterQueue, status: LiveStatus) -> None:
+    def observe_status(self, history: RunHistory, queue: FilterQueue, status: LiveStatus) -> None:
         """How the run stands now; waits that ended are forgotten."""
-        self.in_flight.labels(run=run_id).set(queue.in_flight)
-        self.kept_waiting.labels(run=run_id).set(queue.kept)
-        self.capacity.labels(run=run_id).set(queue.capacity)
-        self.consumed.labels(run=run_id).set(queue.tally.trained)
-        self.version.labels(run=run_id).set(queue.version)
-        self.workers.labels(run=run_id).set(status.workers)
-        self.wait.remove_by_labels({"run": run_id})
+        since = history.last_batch_at or history.first_issue_at
+        values: Mapping[Gauge, float] = {
+            self.in_flight: queue.in_flight,
+            self.kept_waiting: queue.kept,
+            self.capacity: queue.capacity,
+            self.consumed: queue.tally.trained,
+            self.version: queue.version,
+            self.workers: status.workers,
+            self.skew: status.version_skew,
+            self.queued: status.prompts_queued,
+            self.delivered: status.prompts_delivered,
+            self.oldest: status.oldest_group_seconds,
+            **({self.last_batch: since.timestamp()} if since else {}),
+        }
+        for metric, value in values.items():
+            metric.labels(run=history.run_id).set(value)
+        self._observe_waits(history.run_id, status)
+
+    def _observe_waits(self, run_id: str, status: LiveStatus) -> None:
+        for metric in (self.wait, self.wait_deadline, self.bottleneck, self.bottleneck_share):
+            metric.remove_by_labels({"run": run_id})
         for wait in status.waits:
             self.wait.labels(run=run_id, wait=wait.name).set(wait.seconds)
+            if wait.deadline_seconds is not None:
+                self.wait_deadline.labels(run=run_id, wait=wait.name).set(wait.deadline_seconds)
+        if status.bottleneck is None:
+            return
+        for part in Part:
+            self.bottleneck.labels(run=run_id, part=str(part)).set(part == status.bottleneck.part)
+        for share, value in status.bottleneck.shares.items():
+            self.bottleneck_share.labels(run=run_id, share=share).set(value)
 
     def observe_state(self, run_id: str, state: RunState) -> None:
         """The run's lifecycle moved."""
         for other in RunState:
             self.state.labels(run=run_id, state=str(other)).set(other is state)
+        if state.terminal:
+            self.ended.labels(state=str(state)).inc()

@@ -6,17 +6,18 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from services.coordinator.board import StatusBoard
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
+from services.coordinator.meter import Meter
 from services.coordinator.metrics import CoordinatorMetrics
+from services.coordinator.prompt_source import PromptSource
 from services.coordinator.rules import QueueRules
+from services.coordinator.staff import Beat
 from services.coordinator.status import Clocks, LiveStatus, status_of
-from sluice.data import PromptTable, load_prompts, position, seed_of, stop_token_ids
 from sluice.errors import WireError
 from sluice.telemetry import Logger
 from sluice.transport.log import Entry, FencedLog, ledger_log, trainer_log
@@ -36,58 +37,15 @@ from sluice.types import (
     Group,
     Issue,
     LedgerRecord,
-    Prompt,
     RunState,
-    Sampling,
     StateChange,
     TrainerRecord,
+    TrainingFailed,
 )
 from sluice.views import WaitView
 from sluice.wire import subjects
 
 PARALLEL_PUBLISHES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSource:
-    """The run's data set, ready to be issued: row and seeds are pure functions of the issue number."""
-
-    table: PromptTable
-    stop_token_ids: tuple[int, ...]
-
-    @classmethod
-    async def load(cls, history: RunHistory) -> PromptSource:
-        """Read and tokenise the data set in a thread. Raises: ConfigError."""
-        table = await asyncio.to_thread(load_prompts, history.spec)
-        stops = await asyncio.to_thread(stop_token_ids, history.spec)
-        return cls(table, stops)
-
-    def prompt(self, history: RunHistory, n: int, version: int) -> Prompt:
-        """Prompt n as issued at policy version number `version`."""
-        spec = history.spec
-        epoch, index = position(n, len(self.table), spec.trainer.seed, spec.data.shuffle)
-        row = self.table.row(index)
-        return Prompt(
-            run_id=history.run_id,
-            n=n,
-            index=index,
-            epoch=epoch,
-            token_ids=tuple(row.token_ids),
-            text=row.text,
-            ground_truth=row.ground_truth,
-            data_source=spec.reward.verifier or row.data_source,
-            extra_info=row.extra_info,
-            group_size=spec.rollout.group_size,
-            sampling=Sampling(
-                spec.rollout.max_response_length,
-                spec.rollout.temperature,
-                spec.rollout.top_p,
-                spec.rollout.top_k,
-                self.stop_token_ids,
-            ),
-            seed=seed_of(spec.trainer.seed, n),
-            min_version=version,
-        )
 
 
 class Run:
@@ -102,6 +60,7 @@ class Run:
         self.history = RunHistory(run_id)
         self.workers = 0
         self.clocks = Clocks()
+        self.meter = Meter()
         self.unscored_in_a_row = 0
         """Groups without verdicts since the last one that had them; a verifier that always fails scores nothing."""
         self.verifier_error = ""
@@ -188,10 +147,12 @@ class Run:
     async def emit(self, batch: Batch) -> None:
         await self.append(batch)
         self.clocks.progress()
+        self.meter.mark()
         view = self.history.batches[-1].model_copy(
             update={"in_flight": self.queue.in_flight, "kept_waiting": self.queue.kept}
         )
-        self.metrics.observe_batch(self.id, view)
+        full_for = self.clocks.filled(self.queue.kept >= self.queue.rules.batch_size)
+        self.metrics.observe_batch(self.id, view, full_for)
         groups = [group.n for group in batch.groups]
         self.log.info(
             "batch_emitted", step=batch.k, reward_mean=view.reward_mean, keep_rate=view.keep_rate, groups=groups
@@ -233,6 +194,7 @@ class Run:
         self.unscored_in_a_row = self.unscored_in_a_row + 1 if failed else 0
         self.verifier_error = group.error if failed else ""
         started, now = self.clocks.issued_at.pop(group.n, None), self.clocks.progress()
+        self.clocks.fill(self.queue.kept >= self.queue.rules.batch_size)
         if started is not None:  # else it came late, and counts for nothing
             what = {"reason": str(reason)} if reason else {}
             self.log.info("group_dropped" if reason else "group_kept", group=group.n, **what)
@@ -247,14 +209,17 @@ class Run:
         """Fold one TRAINER record; a published version frees capacity."""
         self.history.fold_trainer(entry)
         self._trainer.last = entry.sequence
+        if isinstance(entry.record, TrainingFailed):
+            self.metrics.training_failures.labels(run=self.id).inc()
         self.queue.publish(self.history.training_steps)
         self.clocks.progress()
 
-    async def tick(self, workers: int) -> None:
+    async def tick(self, beat: Beat) -> None:
         """Once a second: who is there, what everybody waits for, and an alarm for a wait past its deadline."""
-        self.workers = workers
-        status = status_of(self.history, self.queue, self.clocks, workers)
-        self.metrics.observe_status(self.id, self.queue, status)
+        self.workers = len(beat.staff.workers)
+        self.meter.beat(beat.staff, self.queue.tally, running=self.history.state is RunState.RUNNING)
+        status = status_of(self.history, self.queue, self.clocks, self.meter, beat)
+        self.metrics.observe_status(self.history, self.queue, status)
         await self.board.show(self.id, status)
         for wait in self._newly_overdue(status):
             self.log.warning("wait_overdue", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))

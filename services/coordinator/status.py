@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from services.coordinator.bottleneck import describe
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
+from services.coordinator.meter import Meter
+from services.coordinator.staff import Beat
 from sluice.types import RunState
-from sluice.views import CountsView, View, WaitView
+from sluice.views import BottleneckView, CountsView, View, WaitView
 
 
 class LiveStatus(View):
@@ -16,7 +19,14 @@ class LiveStatus(View):
 
     counts: CountsView = CountsView()
     waits: tuple[WaitView, ...] = ()
+    bottleneck: BottleneckView | None = None
     workers: int = 0
+    version_skew: int = 0
+    """Versions that the worker with the oldest weights is behind."""
+    prompts_queued: int = 0
+    prompts_delivered: int = 0
+    oldest_group_seconds: float = 0.0
+    """Of the groups in flight."""
 
 
 @dataclass
@@ -27,25 +37,49 @@ class Clocks:
     """Last time a group, a record or a state change came."""
     issued_at: dict[int, float] = field(default_factory=dict)
     """Of each group in flight."""
+    full_since: float | None = None
+    """Since when there are enough kept groups for the next batch."""
 
     def progress(self) -> float:
         """Something happened; the time of now."""
         self.progress_at = time.monotonic()
         return self.progress_at
 
+    def fill(self, full: bool) -> None:
+        """A group was stored; `full`: there are enough kept groups for a batch."""
+        if full and self.full_since is None:
+            self.full_since = time.monotonic()
 
-def status_of(history: RunHistory, queue: FilterQueue, clocks: Clocks, workers: int) -> LiveStatus:
+    def filled(self, full: bool) -> float:
+        """A batch was emitted, `full`: the next one is full already. For how long this one was full before."""
+        now = time.monotonic()
+        waited = 0.0 if self.full_since is None else now - self.full_since
+        self.full_since = now if full else None
+        return waited
+
+
+def status_of(history: RunHistory, queue: FilterQueue, clocks: Clocks, meter: Meter, beat: Beat) -> LiveStatus:
     """The run's counts and named waits, the longest wait first; a paused run has none: its clocks stand still."""
-    now = time.monotonic()
+    now, workers = time.monotonic(), len(beat.staff.workers)
+    oldest = _oldest(queue, clocks)
     limit = history.spec.deadlines.no_progress_seconds
     waits = [
         WaitView(name=name, waits_for=who, seconds=now - clocks.progress_at, deadline_seconds=limit)
         for name, who in _waits_by_state(history, queue, workers).items()
     ]
-    if history.state is RunState.RUNNING and (straggler := _straggler(history, queue, clocks, now)):
-        waits.append(straggler)
+    running = history.state is RunState.RUNNING
+    if running and oldest and now - oldest[1] >= history.spec.asynchrony.straggler_alarm_seconds:
+        waits.append(_straggler(history, *oldest, now))
+    measured = meter.window() if running else None
     return LiveStatus(
-        counts=counts_of(queue), waits=tuple(sorted(waits, key=lambda wait: -wait.seconds)), workers=workers
+        counts=counts_of(queue),
+        waits=tuple(sorted(waits, key=lambda wait: -wait.seconds)),
+        bottleneck=describe(*measured) if measured else None,
+        workers=workers,
+        version_skew=beat.staff.version_skew(history.version_number),
+        prompts_queued=beat.prompts_queued,
+        prompts_delivered=beat.prompts_delivered,
+        oldest_group_seconds=now - oldest[1] if oldest else 0.0,
     )
 
 
@@ -79,10 +113,13 @@ def _waits_by_state(history: RunHistory, queue: FilterQueue, workers: int) -> di
             return {}
 
 
-def _straggler(history: RunHistory, queue: FilterQueue, clocks: Clocks, now: float) -> WaitView | None:
-    limit = history.spec.asynchrony.straggler_alarm_seconds
+def _oldest(queue: FilterQueue, clocks: Clocks) -> tuple[int, float] | None:
+    """The oldest group in flight, and since when it is, as far as this holder knows."""
     oldest = next(queue.in_flight_groups(), None)
     since = None if oldest is None else clocks.issued_at.get(oldest)
-    if since is None or now - since < limit:
-        return None
+    return None if oldest is None or since is None else (oldest, since)
+
+
+def _straggler(history: RunHistory, oldest: int, since: float, now: float) -> WaitView:
+    limit = history.spec.asynchrony.straggler_alarm_seconds
     return WaitView(name="straggler", waits_for=f"group {oldest}", seconds=now - since, deadline_seconds=limit)

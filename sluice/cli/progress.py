@@ -35,14 +35,18 @@ class Progress:
     batches: dict[int, BatchView] = field(default_factory=dict)
     trainings: dict[int, TrainingView] = field(default_factory=dict)
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
+    _said_part: str = ""
 
     def see_run(self, run: RunView) -> list[str]:
         """Take the run's status; returns what a person should be told."""
-        changed = self.run is None or (self.run.state, self.run.reason) != (run.state, run.reason)
-        self.run = run
-        if not changed:
-            return []
-        return [f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason else "")]
+        before, self.run = self.run, run
+        news = []
+        if before is None or (before.state, before.reason) != (run.state, run.reason):
+            news.append(f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason else ""))
+        if run.bottleneck and run.bottleneck.part != self._said_part:
+            self._said_part = run.bottleneck.part
+            news.append(f"bottleneck: {self.bottleneck()}")
+        return news
 
     def see_event(self, event: EventView) -> list[str]:
         """Take one event; returns what a person should be told. One that cannot be read tells nothing."""
@@ -108,6 +112,14 @@ class Progress:
         """Who waits for whom now, or an empty text."""
         waits = self.run.waits if self.run else ()
         return "; ".join(f"{w.name} for {w.waits_for} ({w.seconds:.0f} s)" for w in waits)
+
+    def bottleneck(self) -> str:
+        """What holds the run back and which knob would help, or an empty text."""
+        found = self.run.bottleneck if self.run else None
+        if found is None:
+            return ""
+        advice = f"; would help: {found.knob}" if found.knob else ""
+        return f"{found.part}: {found.text}{advice}"
 
 
 def dropped_text(dropped: dict[str, int]) -> str:

@@ -146,7 +146,7 @@ class LineScreen:
 
 
 class TableScreen:
-    """The last steps as a table, above it the run's state, below it who waits for whom."""
+    """The last steps as a table, above it the run's state, below it who waits for whom and what would help."""
 
     def __init__(self, progress: Progress, live: Live) -> None:
         self.progress, self._live = progress, live
@@ -161,6 +161,8 @@ class TableScreen:
             table.add_row(*progress.cells(step))
         lines = [_headline(run)] if run else []
         tail = [f"[dim]waits: {progress.waits()}[/]"] if progress.waits() else []
+        if progress.bottleneck():
+            tail.append(f"bottleneck: {progress.bottleneck()}")
         return Group(*lines, table, *progress.notes, *tail)
 
 

@@ -84,7 +84,7 @@ class PromptQueue:
     @classmethod
     async def join(cls, bus: Bus, run_id: str, count_unreadable: Callable[[], None] = lambda: None) -> PromptQueue:
         config = ConsumerConfig(
-            durable_name=f"workers-{run_id}",
+            durable_name=_durable(run_id),
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=ACK_WAIT_SECONDS,
             max_deliver=-1,
@@ -116,6 +116,11 @@ class PromptQueue:
             self._log.error("prompt_unreadable", subject=message.subject, error=str(error))
             await message.term()
             return None
+
+
+def _durable(run_id: str) -> str:
+    """The consumer that all workers of a run share."""
+    return f"workers-{run_id}"
 
 
 async def publish_prompt(bus: Bus, prompt: Prompt) -> None:
@@ -218,6 +223,15 @@ async def pending_prompts(bus: Bus, run_id: str) -> set[int]:
     """Issue numbers whose prompt is in PROMPTS now, delivered or not."""
     info = await bus.js.stream_info(subjects.PROMPTS, subjects_filter=subjects.prompts(run_id))
     return {int(subject.rsplit(".", 1)[1]) for subject in info.state.subjects or {}}
+
+
+async def queue_depth(bus: Bus, run_id: str) -> tuple[int, int]:
+    """Prompts that no worker has pulled, and prompts in workers' hands; both 0 before a worker has joined."""
+    try:
+        info = await bus.js.consumer_info(subjects.PROMPTS, _durable(run_id))
+    except NotFoundError:
+        return 0, 0
+    return info.num_pending or 0, info.num_ack_pending or 0
 
 
 async def delete_prompts(bus: Bus, run_id: str) -> None:

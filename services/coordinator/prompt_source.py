@@ -1,0 +1,52 @@
+"""Where a run's prompts come from: its data set, in the order and with the seeds that follow from its spec."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from services.coordinator.history import RunHistory
+from sluice.data import PromptTable, load_prompts, position, seed_of, stop_token_ids
+from sluice.types import Prompt, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """The run's data set, ready to be issued: row and seeds are pure functions of the issue number."""
+
+    table: PromptTable
+    stop_token_ids: tuple[int, ...]
+
+    @classmethod
+    async def load(cls, history: RunHistory) -> PromptSource:
+        """Read and tokenise the data set in a thread. Raises: ConfigError."""
+        table = await asyncio.to_thread(load_prompts, history.spec)
+        stops = await asyncio.to_thread(stop_token_ids, history.spec)
+        return cls(table, stops)
+
+    def prompt(self, history: RunHistory, n: int, version: int) -> Prompt:
+        """Prompt n as issued at policy version number `version`."""
+        spec = history.spec
+        epoch, index = position(n, len(self.table), spec.trainer.seed, spec.data.shuffle)
+        row = self.table.row(index)
+        return Prompt(
+            run_id=history.run_id,
+            n=n,
+            index=index,
+            epoch=epoch,
+            token_ids=tuple(row.token_ids),
+            text=row.text,
+            ground_truth=row.ground_truth,
+            data_source=spec.reward.verifier or row.data_source,
+            extra_info=row.extra_info,
+            group_size=spec.rollout.group_size,
+            sampling=Sampling(
+                spec.rollout.max_response_length,
+                spec.rollout.temperature,
+                spec.rollout.top_p,
+                spec.rollout.top_k,
+                self.stop_token_ids,
+            ),
+            seed=seed_of(spec.trainer.seed, n),
+            min_version=version,
+        )
