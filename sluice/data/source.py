@@ -38,7 +38,7 @@ class SourceRow:
 
 
 def read_rows(file: str, prompt_key: str) -> Iterator[SourceRow]:
-    """The rows of one training file, in order.
+    """The rows of one training file, in order, numbered from 1 as an editor does.
 
     Raises:
         ConfigError: the file cannot be read, or a row breaks the schema.
@@ -75,7 +75,7 @@ def _parquet_records(path: Path, prompt_key: str) -> Iterator[tuple[int, dict[st
 
 
 def _batched(path: Path, file: pq.ParquetFile, columns: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    row = 0
+    row = 1
     try:
         for batch in file.iter_batches(READ_ROWS, columns=columns):
             for record in _decoded(path, row, batch):
@@ -105,7 +105,7 @@ def _decode_cell(path: Path, row: int, column: str, cell: Any) -> None:
 def _jsonl_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open("rb") as lines:
-            for row, line in enumerate(lines):
+            for row, line in enumerate(lines, start=1):
                 if line.strip():
                     yield row, _json_record(path, row, line)
     except OSError as error:

@@ -102,7 +102,7 @@ def test_an_overlong_prompt_can_be_an_error_that_names_the_row_the_limit_and_the
 ) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", row("1"), row("9" * 12))
     with pytest.raises(
-        ConfigError, match=r"a.jsonl: row 1, column 'prompt': has 12 tokens, data.max_prompt_length is 5"
+        ConfigError, match=r"a.jsonl: row 2, column 'prompt': has 12 tokens, data.max_prompt_length is 5"
     ):
         load_prompts(spec_of(file, max_prompt_length=5, overlong_prompts="error"))
 
@@ -146,7 +146,7 @@ def test_a_wrong_row_is_refused_by_file_row_and_column(
     file = write_jsonl(tmp_path / "a.jsonl", row("1"), row("2"), wrong)
     with pytest.raises(ConfigError) as caught:
         load_prompts(spec_of(file))
-    assert f"{file}: row 2, " in str(caught.value)
+    assert f"{file}: row 3, " in str(caught.value)
     assert message in str(caught.value)
 
 
@@ -166,9 +166,9 @@ def test_integers_leading_zeros_and_missing_optional_columns_are_coped_with(tmp_
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"prompt": "caf\xe9"}', "row 1 is not UTF-8"),
-        (b'{"prompt": ', "row 1 is not JSON"),
-        (b'["prompt"]', "row 1 is a JSON list, not an object"),
+        (b'{"prompt": "caf\xe9"}', "row 2 is not UTF-8"),
+        (b'{"prompt": ', "row 2 is not JSON"),
+        (b'["prompt"]', "row 2 is a JSON list, not an object"),
     ],
 )
 def test_a_line_that_is_not_a_json_object_in_utf_8_is_refused(
@@ -193,7 +193,7 @@ def test_a_parquet_cell_in_another_encoding_is_refused_by_row_and_column(tmp_pat
     truths = pa.array([{"ground_truth": "7"}] * 2)
     columns = {"prompt": latin, "data_source": pa.array(["exact"] * 2), "reward_model": truths}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=r"row 1, column 'prompt': is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"row 2, column 'prompt': is not UTF-8"):
         load_prompts(spec_of(tmp_path / "a.parquet"))
 
 
@@ -220,7 +220,7 @@ def test_a_conversation_that_the_models_template_refuses_is_refused_by_row(tmp_p
     late_system = [{"role": "user", "content": "1"}, {"role": "system", "content": "2"}]
     file = write_jsonl(tmp_path / "a.jsonl", row(late_system))
     with pytest.raises(
-        ConfigError, match=r"row 0, column 'prompt': the model's chat template refuses it: system comes"
+        ConfigError, match=r"row 1, column 'prompt': the model's chat template refuses it: system comes"
     ):
         load_prompts(spec_of(file, prompt_format="chat"))
 
