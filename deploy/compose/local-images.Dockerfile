@@ -22,6 +22,7 @@ ENTRYPOINT ["/bin/prometheus"]
 
 FROM ${BASE_IMAGE} AS alertmanager
 COPY alertmanager /bin/
+COPY templates/ /usr/share/prometheus/alertmanager/
 RUN install -d -o nobody -g nogroup /alertmanager
 USER 65534
 ENTRYPOINT ["/bin/alertmanager"]

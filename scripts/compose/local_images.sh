@@ -6,9 +6,12 @@ cd "$(dirname "$0")/../.."
 . scripts/compose/environment.sh
 
 context=$home/programs
-mkdir -p "$context"
-cp -L .venv/bin/nats-server "$context/"
-cp -L "$(scripts/tools/prometheus.sh)"/{prometheus,alertmanager} "$context/"
+prometheus=$(scripts/tools/prometheus.sh)
+mkdir -p "$context/templates"
+cp -L .venv/bin/nats-server "$prometheus"/{prometheus,alertmanager} "$context/"
+# Debian's Alertmanager has its templates beside it, the official one inside.
+templates=$(dirname "$(readlink -f "$prometheus/alertmanager")")/../share/prometheus/alertmanager
+[ ! -d "$templates" ] || cp "$templates"/*.tmpl "$context/templates/"
 
 for image in nats redis prometheus alertmanager; do
     # Only Redis comes over the network: with Debian's package manager, from where this machine has its packages.

@@ -5,10 +5,10 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=scripts/compose/environment.sh
 . scripts/compose/environment.sh
 
-packages=(podman runc netavark aardvark-dns catatonit debootstrap)
+packages=(podman runc netavark aardvark-dns iptables catatonit debootstrap)
 
 [ "$(id -u)" = 0 ] || fail "needs root: debootstrap and the containers' network cannot be had without; use sudo"
-if ! command -v podman runc debootstrap catatonit >/dev/null || [ ! -x /usr/lib/podman/netavark ]; then
+if ! command -v podman runc iptables debootstrap catatonit >/dev/null || [ ! -x /usr/lib/podman/netavark ]; then
     command -v apt-get >/dev/null || fail "install ${packages[*]} with this system's package manager"
     say "installing ${packages[*]}"
     { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${packages[@]}"; } >/dev/null ||
