@@ -32,7 +32,7 @@ PATIENCE = 120.0
 
 async def train(settings: TrainerSettings) -> int:
     """Run a trainer in this process and return its exit code."""
-    return await asyncio.to_thread(run_rank, settings, structlog.get_logger())
+    return await asyncio.to_thread(run_rank, settings, False, structlog.get_logger())
 
 
 @contextmanager
