@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that can be said about the Helm chart without a cluster: linted, rendered with every set of example values,
+# Everything that can be said about the Helm chart without a cluster: linted, rendered with every set of values,
 # validated against Kubernetes' own schemas, packed, and tested resource by resource.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,9 +24,9 @@ check() { # NAME [VALUES_FILE]
 }
 
 check defaults
-for file in "$chart"/examples/*.yaml; do
+for file in "$chart"/examples/*.yaml tests/deploy/values/*.yaml; do
     check "$(basename "$file" .yaml)" "$file"
 done
 quietly "$helm" package "$chart" --destination "$work" >/dev/null
 echo "chart-check: packed, $(du -h --apparent-size "$work"/*.tgz | cut -f1)"
-.venv/bin/python -m pytest tests/deploy/test_chart.py
+.venv/bin/python -m pytest tests/deploy/test_chart*.py

@@ -32,8 +32,10 @@ class PodTemplate(_Strict):
 
 class Relabeling(_Strict):
     action: Literal["keep", "drop", "replace"]
-    source_labels: list[str]
-    regex: str
+    source_labels: list[str] = []
+    regex: str | None = None
+    target_label: str | None = None
+    replacement: str | None = None
 
 
 class Endpoint(_Strict):
@@ -48,7 +50,6 @@ class LabelSelector(_Strict):
 
 
 class ServiceMonitorSpec(_Strict):
-    job_label: str
     selector: LabelSelector
     endpoints: list[Endpoint] = Field(min_length=1)
 

@@ -182,7 +182,9 @@ class Bus:
                     with attempt:
                         await self._ensure(config, update=limits is not None)
             if limits is not None:
-                await self._replicate_buckets(limits.replicas)
+                async for attempt in self.retrying():
+                    with attempt:
+                        await self._replicate_buckets(limits.replicas)
         except (APIError, *RETRYABLE) as error:
             raise ConfigError(
                 f"NATS cannot provide the streams ({error}); it needs JetStream with file storage"

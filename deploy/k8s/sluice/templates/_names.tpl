@@ -44,7 +44,7 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- end }}
 
 {{- define "sluice.apiUrl" -}}
-http://{{ include "sluice.name" (list . "coordinator") }}:8080
+http://{{ include "sluice.name" (list . "coordinator") }}:8000
 {{- end }}
 
 {{/* A full name: gRPC's own resolver need not know the cluster's short ones. It finds all replicas behind it. */}}

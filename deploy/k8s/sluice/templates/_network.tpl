@@ -2,7 +2,7 @@
 
 {{/*
 A policy that lets in what its rules say. Takes (list CONTEXT COMPONENT RULES), with a rule as
-{port: 8080, from: [components]} or {port: 8080, peers: [NetworkPolicy peers]}; without a port all ports are open.
+{port: 8000, from: [components]} or {port: 8000, peers: [NetworkPolicy peers]}; without a port all ports are open.
 */}}
 {{- define "sluice.networkPolicy" -}}
 {{- $ := index . 0 -}}

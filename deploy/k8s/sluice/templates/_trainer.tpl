@@ -55,6 +55,10 @@ args:
   "SLUICE_LOG_LEVEL" $trainer.logLevel
   "OMP_NUM_THREADS" $trainer.threads
 -}}
+{{- if eq $trainer.kind "StatefulSet" }}
+{{- /* torchrun's agents would hand restarted ranks the store of the ranks before them, with addresses of the dead. */}}
+{{- $_ := set $env "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "1" }}
+{{- end }}
 {{- $gpus := eq $trainer.device "cuda" | ternary (dict $trainer.gpuResource $trainer.ranksPerNode) dict -}}
 {{ include "sluice.podSettings" (list . "trainer" $trainer) }}
 # Nothing is lost when a trainer is cut off: the next one replays from the newest checkpoint.

@@ -1,0 +1,249 @@
+"""The Helm chart: what a cluster would be told to run, for every set of example values."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.charts import (
+    CHART,
+    EXAMPLES,
+    OPTIONS,
+    ROOT,
+    HelmError,
+    Rendered,
+    Resource,
+    command_line,
+    render,
+    render_example,
+    run_helm,
+)
+
+SETS = {"defaults": (), **{path.stem: ("--values", str(path)) for path in (*EXAMPLES, *OPTIONS)}}
+EVERY_SET = pytest.mark.parametrize("arguments", SETS.values(), ids=SETS)
+SERVICES = ("coordinator", "reward", "rollout", "trainer", "nats", "redis")
+
+
+def containers(rendered: Rendered) -> list[tuple[str, Resource]]:
+    found = []
+    for component, pod in rendered.pods():
+        for container in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
+            found.append((f"{component}/{container['name']}", container))
+    return found
+
+
+@pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda path: path.stem if path else "defaults")
+def test_helm_finds_nothing_to_complain_about(example: Path | None) -> None:
+    run_helm("lint", "--strict", str(CHART), *(["--values", str(example)] if example else []))
+
+
+def validate(resources: Sequence[Resource]) -> list[str]:
+    """What Kubernetes 1.31 would not take; `make chart-check` asks older and newer ones."""
+    command = [sys.executable, "-m", "chart.validate", "1.31"]
+    text, path = json.dumps(list(resources)), {"PYTHONPATH": str(ROOT / "scripts")}
+    return subprocess.run(
+        command, input=text, env=path, capture_output=True, text=True, check=False
+    ).stderr.splitlines()
+
+
+def test_kubernetes_knows_every_field() -> None:
+    assert validate([resource for arguments in SETS.values() for resource in render(*arguments).resources]) == []
+
+
+def test_a_slip_of_the_pen_in_a_resource_is_found() -> None:
+    rendered = render(*SETS["everything-on"])
+    coordinator = json.loads(json.dumps(rendered.get("Deployment", "sluice-coordinator")))
+    coordinator["spec"]["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Always"
+    monitor = json.loads(json.dumps(rendered.get("ServiceMonitor", "sluice-reward")))
+    monitor["spec"]["endpoints"][0]["intervall"] = "15s"
+    jobs = json.loads(json.dumps(rendered.get("JobSet", "sluice-trainer")))
+    jobs["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["hostNetwork"] = "yes"
+    found = "\n".join(validate([coordinator, monitor, jobs]))
+    assert "imagePullPolcy" in found
+    assert "spec.endpoints.0.intervall" in found
+    assert "spec.hostNetwork: 'yes' is not of type" in found
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("trainer.device=gpu", "'/trainer/device': value must be one of 'cuda', 'cpu'"),
+        ("trainer.nodse=3", "'/trainer': additional properties 'nodse' not allowed"),
+        ("nats.replicas=2", "'/nats/replicas': value must be one of 1, 3, 5"),
+        ("reward.workers=none", "'/reward/workers': got string, want integer"),
+        ("run.modelPath=models/tiny", "'/run/modelPath': 'models/tiny' does not match pattern"),
+        ("rollout.engine.resources.limits.memory=12GB", "'12GB' does not match pattern"),
+        ("data.accessModes={ReadWriteOnce}", "run.weightsTransport=shared: trainer and engines share the claim"),
+        ("trainer.nodes=2,data.accessModes={ReadWriteOnce}", "trainer.nodes=2: all of them write checkpoints"),
+        ("nats.rolloutsGiB=100", "nats.storage.sizeGiB=20 cannot hold nats.rolloutsGiB=100"),
+        ("nats.enabled=false", "name a Secret with the URL of your own NATS in nats.external.urlSecret"),
+        ("nats.tls.secret=x", "the authority that signed it in tls.caSecret"),
+        ("rollout.autoscaling.enabled=true", "set rollout.autoscaling.prometheusAddress"),
+        ("rollout.maxGroupsInFlight=10", "groupsPerWorker=48 is above rollout.maxGroupsInFlight=10"),
+        ("run.file=x", "say in run.trainFiles where the coordinator sees the training files"),
+        ("coordinator.ingress.enabled=true", "set coordinator.ingress.host"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_a_line_that_names_it(setting: str, says: str) -> None:
+    with pytest.raises(HelmError) as refused:
+        run_helm("template", "sluice", str(CHART), "--set", setting)
+    assert says in str(refused.value)
+
+
+def test_the_values_file_shows_every_value_that_the_schema_knows() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+    def names(node: Any, shown: Any, path: str) -> set[str]:
+        found = set()
+        for name, child in node.get("properties", {}).items():
+            found.add(f"{path}{name}")
+            found |= names(child, (shown or {}).get(name, {}), f"{path}{name}.")
+        return found
+
+    def keys(shown: Any, path: str, known: set[str]) -> set[str]:
+        found = set()
+        for name, child in shown.items() if isinstance(shown, dict) else ():
+            if path == "" or f"{path}{name}" in known:
+                found |= {f"{path}{name}"} | keys(child, f"{path}{name}.", known)
+        return found
+
+    known = names(schema, values, "") - {"global"}
+    assert keys(values, "", known) == known
+
+
+def test_there_is_one_template_file_for_each_service() -> None:
+    names = {path.name for path in (CHART / "templates").glob("*.yaml")}
+    assert {f"{service}.yaml" for service in SERVICES} <= names
+    for service in SERVICES:
+        text = (CHART / "templates" / f"{service}.yaml").read_text(encoding="utf-8")
+        assert re.search(r"^kind: (Deployment|StatefulSet)$", text, re.MULTILINE), service
+        assert 'include "sluice.networkPolicy"' in text, service
+
+
+def test_the_versions_are_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["version"] == chart["appVersion"] == project["version"]
+    assert f"### {chart['version']}" in (CHART / "UPGRADING.md").read_text(encoding="utf-8")
+
+
+@EVERY_SET
+def test_no_container_may_do_more_than_it_must(arguments: tuple[str, ...]) -> None:
+    rendered = render(*arguments)
+    for _, pod in rendered.pods():
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    for name, container in containers(rendered):
+        rules = container["securityContext"]
+        assert rules["allowPrivilegeEscalation"] is False, name
+        assert rules["capabilities"]["drop"] == ["ALL"], name
+        # SGLang's image is made for root, and compiles kernels at its start.
+        sglang = name == "rollout/engine" and "sglang" in container["image"]
+        assert sglang or rules["readOnlyRootFilesystem"] is True, name
+
+
+@EVERY_SET
+def test_a_container_that_ends_says_why_in_the_pods_status(arguments: tuple[str, ...]) -> None:
+    for name, container in containers(render(*arguments)):
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError", name
+
+
+@EVERY_SET
+def test_every_container_says_what_it_needs(arguments: tuple[str, ...]) -> None:
+    for name, container in containers(render(*arguments)):
+        assert container["resources"]["requests"]["memory"], name
+
+
+@EVERY_SET
+def test_every_service_is_asked_three_different_questions(arguments: tuple[str, ...]) -> None:
+    for component, pod in render(*arguments).pods():
+        for container in pod["spec"]["containers"] if component in SERVICES else ():
+            probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+            assert len({json.dumps(probe, sort_keys=True) for probe in probes}) == 3, component
+
+
+@EVERY_SET
+def test_no_probe_takes_a_paused_engine_for_a_dead_one(arguments: tuple[str, ...]) -> None:
+    """SGLang answers 503 to these three while it loads weights; only at the start may one of them be asked."""
+    engine = render(*arguments).container("rollout", "engine")
+    for kind in ("readiness", "liveness"):
+        assert engine[f"{kind}Probe"]["httpGet"]["path"] not in ("/health", "/health_generate", "/ready")
+
+
+@EVERY_SET
+def test_what_is_mounted_exists(arguments: tuple[str, ...]) -> None:
+    rendered = render(*arguments)
+    own = {
+        (kind, r["metadata"]["name"]) for kind in ("ConfigMap", "PersistentVolumeClaim") for r in rendered.of_kind(kind)
+    }
+    for component, pod in rendered.pods():
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
+        templates = {"streams"} if component == "nats" else set()
+        for container in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+            assert mounted <= volumes.keys() | templates, (component, container["name"])
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in own
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert claim == "data-of-mine" or ("PersistentVolumeClaim", claim) in own
+
+
+@EVERY_SET
+def test_a_service_leads_to_ports_of_its_pods(arguments: tuple[str, ...]) -> None:
+    rendered = render(*arguments)
+    for service in rendered.of_kind("Service"):
+        pod = rendered.pod(service["spec"]["selector"]["app.kubernetes.io/component"])
+        ports = {port["name"] for container in pod["spec"]["containers"] for port in container.get("ports", [])}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports, service["metadata"]["name"]
+
+
+def test_no_secret_is_written_anywhere_but_in_the_secret() -> None:
+    rendered = render_example("laptop")
+    (secret,) = rendered.of_kind("Secret")
+    others = json.dumps([resource for resource in rendered.resources if resource is not secret])
+    assert len(secret["data"]) == 4
+    assert not any(value in others for value in secret["data"].values())
+
+
+def test_two_coordinators_share_the_work_and_the_verifiers_grow_with_it() -> None:
+    rendered = render()
+    assert rendered.get("Deployment", "sluice-coordinator")["spec"]["replicas"] == 2
+    assert "replicas" not in rendered.get("Deployment", "sluice-reward")["spec"]
+    scaler = rendered.get("HorizontalPodAutoscaler", "sluice-reward")["spec"]
+    assert scaler["scaleTargetRef"]["name"] == "sluice-reward"
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 16)
+
+
+def test_a_pod_takes_as_many_gpus_as_it_uses() -> None:
+    rendered = render_example("16-nodes-8-gpus")
+    engine, trainer = rendered.container("rollout", "engine"), rendered.container("trainer")
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert "--tensor-parallel-size=4" in command_line(engine)
+    assert trainer["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert "--nproc-per-node=8" in command_line(trainer)
+    laptop = render_example("laptop")
+    assert "nvidia.com/gpu" not in json.dumps(laptop.resources)
+
+
+def test_dashboards_and_alert_rules_are_those_of_the_compose_stack() -> None:
+    rendered, folder = render(*SETS["everything-on"]), ROOT / "deploy" / "observability"
+    texts = {name: text for resource in rendered.of_kind("ConfigMap") for name, text in resource["data"].items()}
+    files = [*(folder / "grafana" / "dashboards").glob("*.json"), *(folder / "prometheus" / "rules").glob("*.yml")]
+    assert files
+    for file in files:
+        assert texts[file.name] == file.read_text(encoding="utf-8"), file
+    for file in folder.glob("prometheus/rules/*.yml"):
+        rule = rendered.get("PrometheusRule", f"sluice-{file.stem}")
+        assert rule["spec"] == yaml.safe_load(file.read_text(encoding="utf-8"))
