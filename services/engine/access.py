@@ -63,11 +63,12 @@ class Access:
                 self._metrics.http_responses.labels(str(message["status"])).inc()
             await send(message)
 
-        if self._admits(scope):
-            await self._app(scope, receive, counting_send)
-        else:
-            refusal = JSONResponse({"error": "Unauthorized"}, status_code=401)
-            await refusal(scope, receive, counting_send)
+        with self._metrics.http_active.track_inprogress():
+            if self._admits(scope):
+                await self._app(scope, receive, counting_send)
+            else:
+                refusal = JSONResponse({"error": "Unauthorized"}, status_code=401)
+                await refusal(scope, receive, counting_send)
 
     def _admits(self, scope: Message) -> bool:
         needed = self._keys.needed_for(scope["path"])

@@ -74,6 +74,8 @@ class Engine:
             sample.timing.admitted = sample.timing.admitted or now
             sample.cached_tokens = len(sample.prompt) if sample.prompt in prompts else 0
             prompts.add(sample.prompt)
+        prompted, cached = sum(len(one.prompt) for one in admitted), sum(one.cached_tokens for one in admitted)
+        self.metrics.cache_hit_rate.set(cached / prompted if prompted else 0.0)
         self.metrics.prefilled_tokens.inc(self._runner.prefill(admitted, self.weight_version))
         return admitted
 

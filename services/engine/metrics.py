@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from services.engine.request import Sample
 
@@ -28,6 +28,7 @@ class EngineMetrics:
 
     def __init__(self, model_name: str, max_total_tokens: int, state: Callable[[], EngineState]) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._model_name = model_name
         self._gauge("num_running_reqs", "Samples decoded together", lambda: state().num_running)
         self._gauge("num_queue_reqs", "Samples waiting for a row in the cache", lambda: state().num_waiting)
@@ -37,6 +38,9 @@ class EngineMetrics:
             "token_usage",
             "Share of the cache's tokens that rows in use have room for",
             lambda: state().reserved_tokens / max_total_tokens,
+        )
+        self.cache_hit_rate = self._plain_gauge(
+            "cache_hit_rate", "Share of the last prefill's prompt tokens that another sample's prefill had computed"
         )
         self._gauge("gen_throughput", "Tokens a second in the last decode step", lambda: state().tokens_per_second)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished samples")
@@ -54,6 +58,9 @@ class EngineMetrics:
         self.startup = self._plain_gauge("startup_time_seconds", "From the process's start to readiness")
         self.http_requests = Counter(
             "sglang:http_requests", "HTTP requests by route", ["endpoint", "method"], registry=self.registry
+        )
+        self.http_active = Gauge(
+            "sglang:http_requests_active", "HTTP requests without a whole answer yet", registry=self.registry
         )
         self.http_responses = Counter(
             "sglang:http_responses", "HTTP responses by status", ["status_code"], registry=self.registry
