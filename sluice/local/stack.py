@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +48,8 @@ class StackOptions:
     ports: Mapping[str, int] = field(default_factory=dict)
     """Ports the user asked for, by name: `api`, `nats`, `redis`."""
     token: str | None = None
+    change: Callable[[Service], Service] = lambda service: service
+    """What experiments put in a service's place; no command of ours sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def plan_stack(options: StackOptions) -> Stack:
     ports = _choose_ports(options)
     plan = _Plan(options, data, ports)
     return Stack(
-        services=tuple(plan.services()),
+        services=tuple(map(options.change, plan.services())),
         ports=ports,
         files={data / "nats.conf": _nats_config(data, ports)},
         token=options.token,
