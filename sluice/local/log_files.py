@@ -34,7 +34,7 @@ def set_aside(folder: Path, process: str) -> None:
         log.replace(folder / f"{process}{_PREVIOUS}")
 
 
-def bound(folder: Path, process: str, most_bytes: int = MOST_LOG_BYTES) -> None:
+def bound(folder: Path, process: str, most_bytes: int) -> None:
     """Move what a running process has written aside once it is too long.
 
     The process goes on writing into the same file, at its new end because it appends. What it writes between the copy

@@ -134,7 +134,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(LOG_CHECK_SECONDS)
             for command in self._command_names():
-                await asyncio.to_thread(log_files.bound, self._logs, command)
+                await asyncio.to_thread(log_files.bound, self._logs, command, log_files.MOST_LOG_BYTES)
 
     def _command_names(self) -> list[str]:
         return [command.name for unit in self._units.values() for command in unit.service.commands]
