@@ -1,11 +1,11 @@
 """Scheduling: what asynchrony and streaming gain, on the real services around a simulated engine and trainer.
 
 Staleness: wall clock of the same run at staleness bounds 0 (synchronous), 1, 2, 4 and 8, on an engine with room for all
-prompts; responses take log-normal time with the 99th percentile, and a cap, at 10 times the median, training takes 30 %
-of a synchronous step, half of the groups are kept. Sampling: streaming against rounds, both on-policy, at keep rates 0.2,
-0.5 and 0.8, on an engine that generates one training batch of prompts at a time, with the tokens that neither trained
-nor were dropped by their outcomes. Beside each stands the model: the same filter queue, the same draws, in virtual time,
-with services that cost nothing.
+prompts. Responses take log-normal time with the 99th percentile, and a cap, at 10 times the median; training takes 30 %
+of a synchronous step; half of the groups are kept. Sampling: rounds, streaming on-policy as rounds are, and streaming at
+η = 1, at keep rates 0.2, 0.5 and 0.8, on an engine that generates one training batch of prompts at a time, with the
+tokens that neither trained nor were dropped by their outcomes. Beside each stands the model: the same filter queue and the same draws in
+virtual time, with services that cost nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bench.simulated.stack import Simulation
 from sluice.config import RunSpec, load_run_spec, parse_run_spec
 
 NAME = "scheduling"
-ETAS = (0, 1, 2, 4, 8)
-KEEP_RATES = (0.2, 0.5, 0.8)
+ETAS: tuple[int, ...] = (0, 1, 2, 4, 8)
+KEEP_RATES: tuple[float, ...] = (0.2, 0.5, 0.8)
 TRAIN_SHARE = 0.3
 """Of a synchronous step."""
 TAIL = 10.0
@@ -54,7 +54,11 @@ async def measure(arguments: argparse.Namespace) -> Report:
     plans: dict[Simulation, dict[str, RunSpec]] = {}
     plans.setdefault(_simulation(chosen, 0.5, 0), {}).update({f"η = {eta}": _spec(chosen, eta) for eta in etas})
     for keep in keep_rates:
-        modes = {f"streaming, keep {keep}": _spec(chosen, 0), f"rounds, keep {keep}": _rounds(_spec(chosen, 0))}
+        modes = {
+            f"rounds, keep {keep}": _rounds(_spec(chosen, 0)),
+            f"streaming, keep {keep}": _spec(chosen, 0),
+            f"streaming η = 1, keep {keep}": _spec(chosen, 1),
+        }
         plans.setdefault(_simulation(chosen, keep, concurrency), {}).update(modes)
     found: dict[str, list[Measured]] = {}
     for simulation, specs in plans.items():
@@ -136,7 +140,9 @@ def _ratios(
         return value if isinstance(value, float) else value.median
 
     pairs = {f"η = {eta} over η = 0": ("η = 0", f"η = {eta}") for eta in etas[1:]}
-    pairs |= {f"streaming over rounds, keep {k}": (f"rounds, keep {k}", f"streaming, keep {k}") for k in keep_rates}
+    for keep in keep_rates:
+        for mode in ("streaming", "streaming η = 1"):
+            pairs[f"{mode} over rounds, keep {keep}"] = (f"rounds, keep {keep}", f"{mode}, keep {keep}")
     ratios: dict[str, Figure] = {}
     for name, (slow, fast) in pairs.items():
         ratios[f"speed-up, {name}"] = median(slow, "seconds") / median(fast, "seconds")
