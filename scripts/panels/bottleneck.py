@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from panels.panel import Kind, Panel, Query, Section, runs
+from services.coordinator.bottleneck import KNOBS, Part
 
-KNOBS = """\
-| held back by | what helps |
-| --- | --- |
-| `rollouts` | more rollout workers or engines |
-| `trainer` | more ranks; a larger `trainer.max_tokens_per_micro_batch`; fewer workers do as well |
-| `reward` | more reward replicas; `SLUICE_REWARD_WORKERS` |
-| `weight_sync` | a faster way for weights; a higher `asynchrony.max_staleness` |
-| `filter` | data of fitting difficulty; a larger `rollout.group_size` |
-| `staleness` | a higher `asynchrony.max_staleness` |
-| `checkpoint` | a higher `checkpoint.interval`; faster storage |
-| `balanced` | nothing: all parts work |
-"""
+KNOB_TABLE = "\n".join(
+    ["| held back by | what helps |", "| --- | --- |"]
+    + [f"| `{part}` | {KNOBS[part] or 'nothing: nobody waits much'} |" for part in Part]
+)
 
 WHO_WAITS_FOR_WHOM = Section(
     "Who waits for whom",
@@ -44,6 +37,6 @@ WHO_WAITS_FOR_WHOM = Section(
             width=7,
             maximum=1,
         ),
-        Panel("Which knob helps", "What to change for each verdict.", kind=Kind.TEXT, width=6, text=KNOBS),
+        Panel("Which knob helps", "What to change for each verdict.", kind=Kind.TEXT, width=6, text=KNOB_TABLE),
     ),
 )

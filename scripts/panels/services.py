@@ -86,8 +86,6 @@ REPEATS = Section(
     ),
 )
 
-_VERDICTS = f"rate(sluice_reward_verdicts_total[{WINDOW}])"
-
 VERIFIERS = Section(
     "Verifiers",
     (
@@ -96,8 +94,8 @@ VERIFIERS = Section(
             "Share of verdicts that are a timeout or an error. A failure is never a 0: its group is dropped.",
             (
                 Query(
-                    f'sum by (verifier) (rate(sluice_reward_verdicts_total{{kind!="scored"}}[{WINDOW}])) '
-                    f"/ (sum by (verifier) ({_VERDICTS}) > 0)",
+                    f'1 - sum by (verifier) (rate(sluice_reward_verdicts_total{{kind="scored"}}[{WINDOW}])) '
+                    f"/ (sum by (verifier) (rate(sluice_reward_verdicts_total[{WINDOW}])) > 0)",
                     "{{verifier}}",
                 ),
             ),
@@ -162,17 +160,17 @@ STORAGE = Section(
         Panel(
             "Stream sizes",
             "Bytes in each JetStream stream.",
-            (Query("max by (stream) (sluice_stream_bytes)", "{{stream}}"),),
+            (
+                Query("max by (stream) (sluice_stream_bytes)", "{{stream}}"),
+                Query("max(sluice_jetstream_storage_bytes)", "all, on disk"),
+            ),
             unit="bytes",
             width=6,
         ),
         Panel(
             "Streams against their limits",
             "A checkpoint comes early when ROLLOUTS is three quarters full; EVENTS drops its oldest.",
-            (
-                Query("max by (stream) (sluice_stream_bytes / sluice_stream_limit_bytes)", "{{stream}}"),
-                Query("max(sluice_jetstream_storage_bytes / sluice_jetstream_storage_limit_bytes)", "all of JetStream"),
-            ),
+            (Query("max by (stream) (sluice_stream_bytes / sluice_stream_limit_bytes)", "{{stream}}"),),
             unit="percentunit",
             width=6,
             maximum=1,

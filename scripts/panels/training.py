@@ -92,8 +92,8 @@ POLICY = Section(
     (
         Panel(
             "Entropy",
-            "Mean token entropy in nats. A steady fall to 0 is collapse: raise `algorithm.clip_ratio_high`. A steady rise "
-            "with falling reward is drift.",
+            "Mean token entropy in nats. A steady fall to 0 is collapse: raise `algorithm.clip_ratio_high`. A steady "
+            "rise with falling reward is drift.",
             (of_last_step("entropy", "entropy"),),
             width=6,
         ),
