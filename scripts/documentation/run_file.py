@@ -104,6 +104,8 @@ def type_text(annotation: Any) -> str:
     if annotation in names:
         return names[annotation]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return type_text(arguments[0])
     if origin is typing.Literal:
         return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
