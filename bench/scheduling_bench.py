@@ -2,10 +2,13 @@
 
 Staleness: wall clock of the same run at staleness bounds 0 (synchronous), 1, 2, 4 and 8, on an engine with room for all
 prompts. Responses take log-normal time with the 99th percentile, and a cap, at 10 times the median; training takes 30 %
-of a synchronous step; half of the groups are kept. Sampling: rounds, streaming on-policy as rounds are, and streaming at
-η = 1, at keep rates 0.2, 0.5 and 0.8, on an engine that generates one training batch of prompts at a time, with the
-tokens that neither trained nor were dropped by their outcomes. Beside each stands the model: the same filter queue and the same draws in
-virtual time, with services that cost nothing.
+of a synchronous step; half of the groups are kept.
+
+Sampling: rounds, streaming on-policy as rounds are, and streaming at η = 1, at keep rates 0.2, 0.5 and 0.8, on an
+engine that generates one training batch of prompts at a time, with the tokens that neither trained nor were dropped by
+their outcomes.
+
+Beside each stands the model: the same filter queue and the same draws in virtual time, with services that cost nothing.
 """
 
 from __future__ import annotations

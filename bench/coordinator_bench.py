@@ -1,0 +1,87 @@
+"""The coordinator's price: CPU for each group, with 1,000, 10,000 and 100,000 groups live.
+
+The queue: the pure filter queue, from a group's arrival to the last decision that follows from it, group by group. The
+process: a real coordinator on a real NATS server, that hears of each group, refills it, publishes its prompt, and emits
+batches; what its process used, in windows of 50 groups. Half of the groups are kept, in random order; the staleness
+bound is 3, so a batch is a quarter of the live groups; batches are trained at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.coordinator_side import GROUP_SIZE, STALENESS, coordination, percentile
+from bench.harness import Figure, Report, run_benchmark
+from bench.queue_side import queue_seconds
+
+NAME = "coordinator"
+LIVE: tuple[int, ...] = (1_000, 10_000, 100_000)
+QUEUE_GROUP_SIZE = 8
+WINDOW = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=float, default=0.6, help="groups that go through, in live groups")
+    parser.add_argument("--at-least", type=int, default=5000, help="groups that go through at least")
+    run_benchmark(NAME, parser, measure)
+
+
+async def measure(arguments: argparse.Namespace) -> Report:
+    """The queue and the process, at each number of live groups."""
+    sizes, turns, at_least = LIVE, arguments.turns, arguments.at_least
+    if arguments.quick:
+        sizes, turns, at_least = (200,), 1.0, 300
+    figures: dict[str, Mapping[str, Figure]] = {}
+    for live in sizes:
+        count = max(at_least, int(turns * live))
+        figures[f"queue, {live:,} live"] = _figures(list(queue_seconds(live, STALENESS, QUEUE_GROUP_SIZE, count)))
+    for live in sizes:
+        count = max(at_least, int(turns * live))
+        figures[f"process, {live:,} live"] = await _process(live, count, arguments.output / "coordinator-stack")
+    settings = {
+        "turns": turns,
+        "staleness": STALENESS,
+        "group_size": {"queue": QUEUE_GROUP_SIZE, "process": GROUP_SIZE},
+        "window": WINDOW,
+    }
+    smallest, largest = f"{sizes[0]:,} live", f"{sizes[-1]:,} live"
+    ratios = {
+        f"{side}, {largest} / {smallest}, p50": _float(figures[f"{side}, {largest}"]["p50 µs"])
+        / _float(figures[f"{side}, {smallest}"]["p50 µs"])
+        for side in ("queue", "process")
+    }
+    return Report(settings, figures, ratios, READING)
+
+
+READING = (
+    "CPU-µs a group; a ratio of 1 is flat. The mean has the batches in it, which come once in many groups. Figures of "
+    "the process are over windows of 50 groups."
+)
+
+
+async def _process(live: int, count: int, folder: Path) -> Mapping[str, Figure]:
+    async with coordination(live, folder) as held:
+        windows = [await held.work(WINDOW) / WINDOW for _ in range(count // WINDOW)]
+        return {**_figures(windows), "batches": float(held.batches)}
+
+
+def _figures(seconds: Sequence[float]) -> dict[str, Figure]:
+    return {
+        "p50 µs": 1e6 * percentile(seconds, 0.5),
+        "p99 µs": 1e6 * percentile(seconds, 0.99),
+        "mean µs": 1e6 * statistics.fmean(seconds),
+        "longest ms": 1e3 * max(seconds),
+    }
+
+
+def _float(figure: Figure) -> float:
+    assert isinstance(figure, float)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
