@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import typer
@@ -9,9 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.cli.connection import At, RunId, connect, wait_for
+from sluice.errors import WaitTimeoutError
 from sluice.views import RunAction, RunView
 
+POLL_SECONDS = 0.5
+UNBROKEN_COLUMNS = 1000
+
 Reason = Annotated[str, typer.Option("--reason", help="Why, in words; the run's status shows it.")]
+Wait = Annotated[float, typer.Option("--wait-seconds", min=0, help="Wait so long for the checkpoint; 0 does not wait.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 
 
@@ -29,12 +35,16 @@ def runs(at: At = None, json: Json = False) -> None:
     elif not found:
         print("no runs yet; submit one with `sluice run RUN_FILE`")
     else:
-        Console().print(_table(found))
+        console = Console()
+        # Who reads it through a pipe gets a run a line, however long a reason is.
+        console.print(_table(found), width=None if console.is_terminal else UNBROKEN_COLUMNS, crop=False)
 
 
-def pause(run: RunId, at: At = None, reason: Reason = "") -> None:
+def pause(run: RunId, at: At = None, reason: Reason = "", wait_seconds: Wait = 0.0) -> None:
     """Pause a run: nothing new is issued, the training step at hand is finished and checkpointed."""
     _control(run, RunAction.PAUSE, reason, at)
+    if wait_seconds:
+        wait_for(_wait_until_saved(run, at, wait_seconds))
 
 
 def resume(run: RunId, at: At = None, reason: Reason = "") -> None:
@@ -54,6 +64,19 @@ def _control(run_id: str, action: RunAction, reason: str, at: str | None) -> Non
 
     run = wait_for(send())
     print(f"{run.id}: {run.state}" + (f" ({run.reason})" if run.reason else ""))
+
+
+async def _wait_until_saved(run_id: str, at: str | None, seconds: float) -> None:
+    """Return once a checkpoint covers every batch. Raises: WaitTimeoutError: none does in time."""
+    try:
+        async with asyncio.timeout(seconds), connect(at) as client:
+            while True:
+                run, saved = await client.get(run_id), await client.checkpoints(run_id)
+                if run.state.terminal or run.batches == max((checkpoint.k for checkpoint in saved), default=0):
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise WaitTimeoutError("checkpoint", seconds, "--wait-seconds") from None
 
 
 def _table(found: tuple[RunView, ...]) -> Table:
