@@ -1,4 +1,4 @@
-"""The tables of docs/operations.md: environment variables and metrics, from each service's config.py and metrics.py."""
+"""Environment variables and metrics, as each service's config.py and metrics.py declare them."""
 
 from __future__ import annotations
 
@@ -117,14 +117,15 @@ class Metric:
 def metrics_of(service: str) -> list[Metric]:
     """Every metric that a service's metrics.py declares, in its order."""
     module = importlib.import_module(f"services.{service}.metrics")
+    of_module = [v for entry in vars(module).values() for v in (entry.values() if isinstance(entry, dict) else [entry])]
+    metrics = [value for value in of_module if isinstance(value, MetricWrapperBase)]
     if service == "coordinator":
         registry = CollectorRegistry()
         module.CoordinatorMetrics(registry)
-        return _read_metrics(_registered(registry))
+        metrics = _registered(registry) + metrics
     if service == "engine":
-        return _read_metrics(_registered(module.EngineMetrics("", 1, module.EngineState).registry))
-    values = [v for entry in vars(module).values() for v in (entry.values() if isinstance(entry, dict) else [entry])]
-    return _read_metrics(value for value in values if isinstance(value, MetricWrapperBase))
+        metrics = _registered(module.EngineMetrics("", 1, module.EngineState).registry)
+    return _read_metrics(dict.fromkeys(metrics))
 
 
 def metrics_tables() -> list[str]:
@@ -135,7 +136,7 @@ def metrics_tables() -> list[str]:
             (f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.meaning)
             for m in metrics_of(service)
         ]
-        lines += [f"### {service}", "", *table(("metric", "type", "labels", "meaning"), rows), ""]
+        lines += [f"## {service}", "", *table(("metric", "type", "labels", "meaning"), rows), ""]
     return lines[:-1]
 
 

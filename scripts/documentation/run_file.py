@@ -112,6 +112,8 @@ def type_text(annotation: Any) -> str:
         return " or ".join(type_text(argument) for argument in arguments if argument is not types.NoneType)
     if origin is tuple and arguments[-1] is Ellipsis:
         return f"list of {type_text(arguments[0])}s"
+    if origin is dict:
+        return f"table of {type_text(arguments[1])} by {type_text(arguments[0])}"
     if origin is tuple:
         return f"list of {len(arguments)} {type_text(arguments[0])}s"
     raise TypeError(f"scripts/docs.py has no words for the type {annotation!r}")

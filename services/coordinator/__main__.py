@@ -33,7 +33,6 @@ async def serve(config: CoordinatorConfig) -> None:
     await bus.ensure_streams(StreamLimits(rollouts_bytes=config.rollouts_bytes, replicas=config.stream_replicas))
     board = StatusBoard(config.redis_url, get_logger("coordinator"))
     metrics = CoordinatorMetrics()
-    bus.count_retry = metrics.nats_retries.inc
     host = RunHost(bus, RunReader(bus), board, config, metrics)
     directory = Directory(bus, RunReader(bus), board, config.allow_remote_code)
     server = uvicorn.Server(

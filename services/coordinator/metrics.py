@@ -11,8 +11,11 @@ from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.status import LiveStatus
 from sluice.run_series import STALENESS, TOKENS, RunSeries
+from sluice.transport.nats import RETRIES
 from sluice.types import DropReason, Group, GroupStatus, RunState
 from sluice.views import BatchView
+
+NATS_RETRIES = RETRIES
 
 
 class CoordinatorMetrics:
@@ -118,9 +121,6 @@ class CoordinatorMetrics:
             "stream_limit_bytes", "Most bytes that it may hold; absent without a limit.", "stream"
         )
         self.storage = gauge("jetstream_storage_bytes", "File storage that NATS uses for all streams.")
-        self.nats_retries = Counter(
-            "sluice_nats_retries_total", "Requests to NATS that had to be repeated.", registry=registry
-        )
         self.ended = Counter(
             "sluice_runs_ended_total", "Runs that this coordinator saw end, by state.", ("state",), registry=registry
         )

@@ -43,7 +43,6 @@ async def _run(config: WorkerConfig) -> None:
     name = config.worker_name or re.sub(r"[^A-Za-z0-9_-]", "-", instance_name("rollout"))
     log = get_logger("rollout").bind(worker=name)
     bus = await Bus.connect(config.nats_url, name, config.nats_deadline_seconds)
-    bus.count_retry = metrics.NATS_RETRIES.inc
     watch_disk(metrics.DISK_FREE, metrics.DISK_SIZE, config.cache_dir)
     await bus.ensure_streams()
     stop = asyncio.Event()  # until here there is nothing to hand back, and a signal may end the process as it is

@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from services.rollout.activity import Activity
 from sluice.run_series import RunSeries
+from sluice.transport.nats import RETRIES
 
 STATUSES = ("scored", "verifier_failed", "failed", "lost", "handed_back", "cancelled")
 ENGINE_FAILURE_KINDS = ("died", "refused", "unfinished", "foreign_weights", "timeout")
@@ -72,7 +73,7 @@ TIME_SECONDS = _series.counter(
     "doing",
 )
 ENGINE_STARTS = Counter("sluice_rollout_engine_starts_total", "Times this worker started the engine beside it.")
-NATS_RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be repeated.")
+NATS_RETRIES = RETRIES
 DISK_FREE = Gauge("sluice_rollout_disk_free_bytes", "Free space where SLUICE_CACHE_DIR is.")
 DISK_SIZE = Gauge("sluice_rollout_disk_size_bytes", "Size of that file system.")
 

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from prometheus_client import Counter, Gauge
+from prometheus_client import Gauge
 
 from services.trainer.report import StepReport
 from sluice.run_series import STALENESS, RunSeries
 from sluice.timesheet import TimeSheet
+from sluice.transport.nats import RETRIES
 
 SECONDS = (0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 LOAD, WAIT = "load", "wait"
@@ -87,7 +88,7 @@ PEAK_MEMORY = _series.gauge(
 )
 DISK_FREE = Gauge("sluice_trainer_disk_free_bytes", "Free space where weights and checkpoints are.", ("folder",))
 DISK_SIZE = Gauge("sluice_trainer_disk_size_bytes", "Size of that file system.", ("folder",))
-NATS_RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be repeated.")
+NATS_RETRIES = RETRIES
 
 
 class _Served:

@@ -30,7 +30,6 @@ def run_rank(settings: TrainerSettings, on_gpu: bool, log: Logger) -> int:
     try:
         connecting = Bus.connect(settings.nats_url, instance_name("trainer"), settings.nats_deadline_seconds)
         bus = nats.call(connecting, "nats")
-        bus.count_retry = metrics.NATS_RETRIES.inc
         joined = threading.Event()
         with _metrics_served(settings, lambda: joined.is_set() and bus.nc.is_connected, log):
             session = _session(settings, on_gpu, nats, bus, log)

@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
+from prometheus_client import Counter
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from sluice.errors import ConfigError, TransientError
@@ -54,6 +55,10 @@ class StreamLimits:
     replicas: int = 1
 
 
+RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be repeated.")
+"""A metric of every service that has a connection."""
+
+
 class Bus:
     """One connection to NATS. Everything that crosses it is in `sluice.transport.{log,queues,lease}`."""
 
@@ -61,8 +66,6 @@ class Bus:
         self.nc = client
         self.js: JetStreamContext = client.jetstream(timeout=min(deadline_seconds, ANSWER_SECONDS))
         self.deadline_seconds = deadline_seconds
-        self.count_retry: Callable[[], None] = lambda: None
-        """Called for each request that is made again."""
 
     @classmethod
     async def connect(cls, url: str, name: str, deadline_seconds: float = 60.0) -> Self:
@@ -133,7 +136,7 @@ class Bus:
             retry=retry_if_exception_type(RETRYABLE),
             stop=stop_after_delay(self.deadline_seconds),
             wait=wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
-            before_sleep=lambda _: self.count_retry(),
+            before_sleep=lambda _: RETRIES.inc(),
             reraise=True,
         )
 
@@ -145,7 +148,7 @@ class Bus:
         try:
             return await request()
         except RETRYABLE:
-            self.count_retry()
+            RETRIES.inc()
         async for attempt in self.retrying():
             with attempt:
                 return await request()
