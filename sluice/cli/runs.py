@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated
 
 import typer
@@ -35,9 +36,8 @@ def runs(at: At = None, json: Json = False) -> None:
     elif not found:
         print("no runs yet; submit one with `sluice run RUN_FILE`")
     else:
-        console = Console()
         # Who reads it through a pipe gets a run a line, however long a reason is.
-        console.print(_table(found), width=None if console.is_terminal else UNBROKEN_COLUMNS, crop=False)
+        Console(width=None if sys.stdout.isatty() else UNBROKEN_COLUMNS).print(_table(found))
 
 
 def pause(run: RunId, at: At = None, reason: Reason = "", wait_seconds: Wait = 0.0) -> None:
