@@ -1,6 +1,7 @@
 """Write what the documentation says about code from the code itself.
 
 python scripts/docs.py            write docs/configuration.md, docs/openapi.json and the tables of docs/operations.md
+                                  and docs/metrics.md
 python scripts/docs.py --check    change nothing; fail and name the files that differ
 """
 
@@ -20,18 +21,17 @@ from documentation.run_file import configuration_page
 from services.coordinator.api import create_app
 
 ROOT = Path(__file__).resolve().parent.parent
-OPERATIONS = Path("docs/operations.md")
+OPERATIONS, METRICS = Path("docs/operations.md"), Path("docs/metrics.md")
 
 
 def outputs(root: Path) -> dict[Path, str]:
     """Every generated file and its text, by its path under `root`."""
-    text = (root / OPERATIONS).read_text(encoding="utf-8")
-    text = put_between_marks(text, "environment", environment_table())
-    text = put_between_marks(text, "metrics", metrics_tables())
+    operations, metrics = ((root / page).read_text(encoding="utf-8") for page in (OPERATIONS, METRICS))
     return {
         Path("docs/configuration.md"): configuration_page(),
         Path("docs/openapi.json"): openapi_document(),
-        OPERATIONS: text,
+        OPERATIONS: put_between_marks(operations, "environment", environment_table()),
+        METRICS: put_between_marks(metrics, "metrics", metrics_tables()),
     }
 
 

@@ -34,8 +34,8 @@ def _family(name: str) -> str:
 
 @functools.cache
 def known_metrics() -> frozenset[str]:
-    """Every metric that the rules record or that a service declares: docs/operations.md has them all, by its test."""
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    """Every metric that the rules record or that a service declares: docs/metrics.md has them all, by its test."""
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     table = page.split("<!-- begin generated metrics -->")[1].split("<!-- end generated metrics -->")[0]
     declared = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     return frozenset({*declared, *PROCESS, *(rule["record"] for rule in rules() if "record" in rule)})

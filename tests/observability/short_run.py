@@ -116,7 +116,7 @@ def _create(folder: Path) -> ShortRun:
 
 
 def _metrics_port(command: str, ports: dict[str, int]) -> int:
-    match command.split("-")[0]:
+    match command.split("-", maxsplit=1)[0]:
         case "coordinator":
             return ports["api"]
         case "engine":
