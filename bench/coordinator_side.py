@@ -85,7 +85,7 @@ class Coordination:
                 self._news.set()
 
     async def _until_full(self) -> None:
-        """Until each settled group is refilled. A batch is trained at once, and frees a place for each of its groups."""
+        """Until each settled group is refilled. A batch is trained at once, and frees places for as many groups."""
         published = self._trainer_at
         async with asyncio.timeout(WAIT_SECONDS):
             while self._issued < self._settled + (self._trainer_at + STALENESS + 1) * self._batch_size:

@@ -14,7 +14,7 @@ from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
 from services.coordinator.groups import GroupReader
 from services.coordinator.history import RunHistory
-from services.coordinator.rules import rollouts_room
+from services.coordinator.rules import batch_room, rollouts_room
 from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.status import LiveStatus
@@ -147,6 +147,13 @@ class Directory:
                 f"the ROLLOUTS stream holds {room} bytes; the staleness, checkpoint interval and batch of this run "
                 f"need up to {needed}; shorten checkpoint.interval = {spec.checkpoint.interval}, or raise "
                 f"SLUICE_ROLLOUTS_BYTES"
+            )
+        largest, batch = self._bus.nc.max_payload, batch_room(spec)
+        if batch > largest:
+            raise ConfigError(
+                f"a batch of trainer.prompts_per_step = {spec.trainer.prompts_per_step} groups of "
+                f"rollout.group_size = {spec.rollout.group_size} is one record of up to {batch} bytes; the NATS server "
+                f"takes messages of {largest}: lower one of the two, or raise the server's max_payload"
             )
 
     async def _created_before(self, run_id: str, spec: RunSpec) -> RunView:

@@ -6,11 +6,22 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from sluice.config import FilterConfig, RunSpec
+from sluice.wire.codec import MAX_PART_BYTES
 
 BYTES_PER_TOKEN = 7
-"""Of a stored rollout before compression: a token id of up to three bytes and a float32 log-prob."""
+"""Of a stored rollout: a token id of three bytes (the plane of fourth bytes compresses away), a float32 log-prob."""
 BYTES_PER_ROLLOUT = 256
 """Of a stored rollout beside its tokens: names, spans, headers."""
+
+BATCH_BYTES_PER_ROLLOUT = 100
+"""Of a rollout in a BATCH record: its hash, outcomes, length and versions; 89 with small numbers."""
+BATCH_BYTES_PER_PART = 6
+BATCH_BYTES_PER_GROUP = 42
+BATCH_BYTES_PER_LIVE_GROUP = 40
+"""Of a group that stays live, when no neighbour was issued with it."""
+BATCH_BYTES_PER_DROP = 22
+DROPS_PER_GROUP = 9
+"""A keep rate of one in ten; below it a record may outgrow `batch_room`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +70,13 @@ def rollouts_room(spec: RunSpec) -> int:
     rollouts = batches * spec.trainer.prompts_per_step * spec.rollout.group_size
     tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
     return rollouts * (tokens * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)
+
+
+def batch_room(spec: RunSpec) -> int:
+    """Bytes that a BATCH record may come to: it is one message, however many groups a training step has."""
+    tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
+    parts = -(-tokens * BYTES_PER_TOKEN // MAX_PART_BYTES)
+    rollouts = spec.rollout.group_size * (BATCH_BYTES_PER_ROLLOUT + parts * BATCH_BYTES_PER_PART)
+    live = spec.asynchrony.max_staleness * BATCH_BYTES_PER_LIVE_GROUP
+    dropped = DROPS_PER_GROUP * BATCH_BYTES_PER_DROP
+    return spec.trainer.prompts_per_step * (BATCH_BYTES_PER_GROUP + rollouts + live + dropped)

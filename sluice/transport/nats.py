@@ -159,10 +159,16 @@ class Bus:
 
         Raises:
             TransientError: the server did not take it within the bus deadline (down, or the stream is full).
+            ConfigError: it is larger than the server's max_payload.
             nats.js.errors.APIError: the server refused it, e.g. a fence.
         """
         try:
             return int((await self.asking(lambda: self.js.publish(subject, payload, headers=headers))).seq)
+        except nats.errors.MaxPayloadError:
+            raise ConfigError(
+                f"a message of {len(payload)} bytes on {subject!r} is over the NATS server's max_payload of "
+                f"{self.nc.max_payload}; raise it there (a BATCH record grows with trainer.prompts_per_step)"
+            ) from None
         except RETRYABLE as error:
             raise TransientError(
                 f"NATS did not store a message of {len(payload)} bytes on {subject!r} within "
