@@ -7,10 +7,13 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+from services.reward.agreement import SecondOpinion
 from services.reward.config import RewardSettings
-from services.reward.offline import score_file
+from services.reward.loop import Judges
+from services.reward.offline import check_file, compare_file, score_file
 from services.reward.pool import Pool
 from services.reward.routing import Routes
 from services.reward.server import RewardServer, RewardServicer
@@ -32,8 +35,16 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = RewardSettings.from_environment(os.environ)
     configure_logging(settings.log_level, service="reward")
     if arguments.command == "verify":
-        return asyncio.run(score_file(arguments.file, arguments.verifier, arguments.out, settings))
+        return asyncio.run(_verify(arguments, settings))
     return asyncio.run(serve(settings))
+
+
+async def _verify(arguments: argparse.Namespace, settings: RewardSettings) -> int:
+    if arguments.compare:
+        return await compare_file(arguments.file, arguments.compare, arguments.out, settings)
+    if arguments.check_truths:
+        return await check_file(arguments.file, arguments.check_truths, arguments.out, settings)
+    return await score_file(arguments.file, arguments.verifier, arguments.out, settings)
 
 
 async def serve(settings: RewardSettings) -> int:
@@ -49,9 +60,11 @@ async def serve(settings: RewardSettings) -> int:
         settings.metrics_host,
         lambda: pool.ready and listening.is_set() and not stop.is_set(),
     )
-    try:
+    async with AsyncExitStack() as open_until_the_end:
+        open_until_the_end.callback(probes.close)
+        open_until_the_end.push_async_callback(pool.close)
         await pool.start()
-        server = RewardServer(RewardServicer(pool, Routes(pool.labels, settings.routes), settings.pool))
+        server = RewardServer(await _servicer(settings, pool, open_until_the_end))
         await _listen(server, settings.bind)
         listening.set()
         host = settings.bind.rpartition(":")[0]
@@ -59,10 +72,26 @@ async def serve(settings: RewardSettings) -> int:
         await _watch(server, pool, stop)
         log.info("stopping", stop_seconds=settings.stop_seconds)
         await server.stop(settings.stop_seconds)
-    finally:
-        await pool.close()
-        probes.close()
     return _status(pool, log)
+
+
+async def _servicer(settings: RewardSettings, pool: Pool, stack: AsyncExitStack) -> RewardServicer:
+    """The pool, behind a cache and with a second opinion where the deployment has set these up."""
+    log, routes = get_logger("reward"), Routes(pool.labels, settings.routes)
+    judges: Judges = pool
+    second = None
+    if settings.redis_url is not None:
+        from services.reward.cache import CachedJudges  # its library is slow to import, and most do without it
+
+        judges = cached = CachedJudges(pool, pool.labels, settings.redis_url, log)
+        stack.push_async_callback(cached.close)
+    if settings.second:
+        if settings.second not in pool.labels:
+            known = ", ".join(sorted(pool.labels))
+            raise ConfigError(f"SLUICE_REWARD_SECOND={settings.second}: is none of: {known}")
+        second = SecondOpinion(judges, settings.second, settings.second_share, log)
+        stack.push_async_callback(second.close)
+    return RewardServicer(pool, routes, judges, second)
 
 
 async def _listen(server: RewardServer, bind: str) -> None:
@@ -99,8 +128,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     verify = commands.add_parser("verify", help="judge the rows of a JSON-lines file")
     verify.add_argument("file", type=Path, help="rows with response and ground_truth")
-    verify.add_argument("--verifier", required=True, help="name of a verifier")
-    verify.add_argument("--out", type=Path, default=None, help="where the verdicts go (default: standard output)")
+    what = verify.add_mutually_exclusive_group(required=True)
+    what.add_argument("--verifier", help="name of a verifier, or a weighted sum such as math+0.2*style")
+    what.add_argument("--compare", nargs=2, metavar=("A", "B"), help="report how far two verifiers agree")
+    what.add_argument("--check-truths", metavar="NAME", help="only say which ground truths that verifier cannot use")
+    verify.add_argument("--out", type=Path, default=None, help="where the lines go (default: standard output)")
     return parser
 
 

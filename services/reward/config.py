@@ -9,8 +9,9 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from services.reward.pool import PoolSettings
-from services.reward.process import WorkerLimits
-from sluice.environment import Address, LogLevel, read_settings
+from services.reward.verifiers.sandbox import require_sandbox
+from services.reward.worker import WorkerLimits
+from sluice.environment import Address, LogLevel, RedisUrl, read_settings
 
 ENVIRONMENT = {
     "bind": "SLUICE_REWARD_BIND",
@@ -25,6 +26,10 @@ ENVIRONMENT = {
     "max_pending": "SLUICE_REWARD_MAX_PENDING",
     "verifiers": "SLUICE_REWARD_VERIFIERS",
     "routes": "SLUICE_REWARD_ROUTES",
+    "code": "SLUICE_REWARD_CODE",
+    "redis_url": "SLUICE_REDIS_URL",
+    "second": "SLUICE_REWARD_SECOND",
+    "second_share": "SLUICE_REWARD_SECOND_SHARE",
 }
 
 
@@ -65,13 +70,25 @@ class RewardSettings(BaseModel):
         20_000, ge=256, description="Items that may wait or run; more are refused, and callers try another replica."
     )
     verifiers: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        (), description="Allow-list of users' verifiers: name=module:function, separated by commas."
+        (),
+        description="Allow-list of users' verifiers, separated by commas: name=module:function, or the name of an "
+        "entry point of the group `sluice.verifiers`.",
     )
     routes: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
         {},
         description="Data sources to verifiers: data_source=verifier, separated by commas; a trailing * stands for any "
         "rest.",
     )
+    code: str = Field(
+        "",
+        description="Enables the verifier `code`, which runs what models write, in this sandbox: `bubblewrap`, or the "
+        "path of that program. The service does not start when it does not confine.",
+    )
+    redis_url: RedisUrl | None = Field(
+        None, description="Redis-protocol server that keeps verdicts by content; unset: no cache. It may vanish."
+    )
+    second: str = Field("", description="Verifier that judges a sample of the groups too, for the agreement metric.")
+    second_share: float = Field(0.01, ge=0, le=1, description="Share of the groups that SLUICE_REWARD_SECOND judges.")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
@@ -80,9 +97,11 @@ class RewardSettings(BaseModel):
         Raises:
             ConfigError: one line `NAME=value: what is wrong`.
         """
-        return read_settings(cls, ENVIRONMENT, environ)
+        return read_settings(cls, ENVIRONMENT, environ, urls=("redis_url",))
 
     @property
     def pool(self) -> PoolSettings:
-        limits = WorkerLimits(self.memory_bytes, self.start_seconds, self.verifiers)
+        """Raises: ConfigError: `code` is enabled and there is no sandbox that confines."""
+        sandbox = require_sandbox(self.code) if self.code else ""
+        limits = WorkerLimits(self.memory_bytes, self.start_seconds, self.verifiers, sandbox)
         return PoolSettings(self.workers, self.timeout_seconds, self.max_pending, limits)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.reward import metrics
+from services.reward.mixture import combine
 from services.reward.routing import Routes
+from services.reward.verifiers.outcome import NO_ANSWER
 from sluice.types import ScoreItem, Verdict, VerdictKind
 
 
@@ -26,15 +28,27 @@ async def score(items: Sequence[ScoreItem], routes: Routes, judges: Judges) -> l
     on failure:   nothing is kept, so the caller may ask again, here or at another replica
     """
     routed = [(routes.find(item.data_source), item) for item in items]
-    judged = iter(await judges.score([(name, item) for name, item in routed if name is not None]))
-    verdicts = [_unknown(item, routes) if name is None else next(judged) for name, item in routed]
-    for (name, _), verdict in zip(routed, verdicts, strict=True):
-        metrics.VERDICTS.labels(name or "unknown", verdict.kind).inc()
-        metrics.VERDICT_SECONDS.labels(name or "unknown").observe(verdict.seconds)
-    return verdicts
+    asked = [(part.verifier, item) for mixture, item in routed for part in mixture or ()]
+    answers = await judges.score(asked)
+    for (name, _), verdict in zip(asked, answers, strict=True):
+        _count(name, verdict)
+    judged = iter(answers)
+    return [
+        combine(mixture, [next(judged) for _ in mixture]) if mixture else _unknown(item, routes)
+        for mixture, item in routed
+    ]
+
+
+def _count(name: str, verdict: Verdict) -> None:
+    metrics.VERDICTS.labels(name, verdict.kind).inc()
+    metrics.VERDICT_SECONDS.labels(name).observe(verdict.seconds)
+    if verdict.kind is VerdictKind.SCORED:
+        metrics.CORRECT.labels(name).inc(max(0.0, verdict.acc or 0.0))
+        metrics.EXTRACTION_FAILURES.labels(name).inc(verdict.extracted == NO_ANSWER)
 
 
 def _unknown(item: ScoreItem, routes: Routes) -> Verdict:
     known = ", ".join(routes.verifiers)
+    metrics.VERDICTS.labels("unknown", VerdictKind.ERROR).inc()
     message = f"no verifier for data source {item.data_source!r}; registered: {known}; knob: SLUICE_REWARD_ROUTES"
     return Verdict(VerdictKind.ERROR, None, None, "", "", 0.0, message)

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 
 from services.reward import metrics
 from services.reward.job import Backlog, Job, Pace, Request
-from services.reward.process import WorkerEndedError, WorkerLimits, WorkerProcess
+from services.reward.process import WorkerEndedError, WorkerProcess
 from services.reward.supply import WorkerSupply
-from services.reward.worker import Result
-from sluice.errors import PermanentError, TransientError
+from services.reward.verifiers.registry import CHECK
+from services.reward.worker import Result, WorkerLimits
+from sluice.errors import ConfigError, PermanentError, TransientError
 from sluice.telemetry import get_logger
 from sluice.types import ScoreItem, Verdict, VerdictKind
 
@@ -43,7 +44,7 @@ class Pool:
     """Judges items in worker processes. Use `start` before and `close` after."""
 
     def __init__(self, settings: PoolSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._supply = WorkerSupply(settings.limits, settings.workers)
         self._backlog = Backlog()
         self._places = asyncio.Semaphore(settings.workers)
@@ -61,9 +62,11 @@ class Pool:
             ConfigError: a verifier of the allow-list cannot be loaded.
             TransientError, WaitTimeoutError: no worker came up.
         """
-        self.labels = await self._supply.start()
-        self._paces = {name: Pace() for name in self.labels}
-        for _ in range(self._settings.workers):
+        labels = await self._supply.start()
+        self.labels = {name: label for name, label in labels.items() if not name.startswith(CHECK)}
+        self._paces = {name: Pace() for name in labels}
+        metrics.LANES.set(self.settings.workers)
+        for _ in range(self.settings.workers):
             self._run(self._lane())
 
     @property
@@ -87,7 +90,7 @@ class Pool:
         """
         if not items:
             return []
-        limit = self._settings.max_pending
+        limit = self.settings.max_pending
         if self._pending + len(items) > limit:
             kind = PermanentError if len(items) > limit else TransientError
             raise kind(f"{len(items)} items and the {self._pending} pending pass SLUICE_REWARD_MAX_PENDING = {limit}")
@@ -123,11 +126,29 @@ class Pool:
                     self._backlog.add(jobs, first=True)
                     await self._supply.discard(worker, "died")
                     break
-                worker = await self._judge(worker, jobs)
+                if jobs[0].verifier in worker.unprepared:
+                    await self._exchange(worker, jobs)
+                    break
+                with metrics.BUSY_LANES.track_inprogress():
+                    worker = await self._judge(worker, jobs)
+
+    async def _exchange(self, worker: WorkerProcess, jobs: list[Job]) -> None:
+        """The first checks of a verifier whose library takes seconds to import: later workers are born with it."""
+        try:
+            await self._supply.prepare(jobs[0].verifier)
+        except ConfigError as error:
+            for job in jobs:
+                label = worker.labels[job.verifier]
+                self._settle(job, Verdict(VerdictKind.ERROR, None, None, "", label, 0.0, str(error)))
+        except TransientError:
+            self._backlog.add(jobs, first=True)
+        else:
+            self._backlog.add(jobs, first=True)
+        await self._supply.discard(worker, "unprepared")
 
     async def _judge(self, worker: WorkerProcess, jobs: list[Job]) -> WorkerProcess | None:
         """Have a batch judged; gives the worker back, or None when the lane needs another."""
-        patience = self._paces[jobs[0].verifier].slice(self._settings.timeout_seconds)
+        patience = self._paces[jobs[0].verifier].slice(self.settings.timeout_seconds)
         worker.send([(job.verifier, job.item) for job in jobs])
         unfinished = dict(enumerate(jobs))
         wait = patience
@@ -162,7 +183,7 @@ class Pool:
     async def _adopt(self, worker: WorkerProcess, job: Job, index: int, seconds: float, reusable: bool) -> None:
         """Wait for the rest of a check's time limit; its worker serves again when its batch holds nothing more."""
         try:
-            alive = await self._finish(worker, job, index, self._settings.timeout_seconds - seconds)
+            alive = await self._finish(worker, job, index, self.settings.timeout_seconds - seconds)
         finally:
             self._places.release()
         if alive and reusable:
@@ -177,7 +198,7 @@ class Pool:
                 return
             worker = await self._supply.take_fresh()
             worker.send([(job.verifier, job.item)])
-            alive = await self._finish(worker, job, 0, self._settings.timeout_seconds)
+            alive = await self._finish(worker, job, 0, self.settings.timeout_seconds)
         if alive:
             await self._supply.give_back(worker)
 
@@ -225,6 +246,6 @@ class Pool:
         job.request.settle(job.index, verdict)
 
     def _timeout(self, worker: WorkerProcess, job: Job) -> Verdict:
-        limit = self._settings.timeout_seconds
+        limit = self.settings.timeout_seconds
         message = f"{job.verifier} took longer than SLUICE_REWARD_TIMEOUT_SECONDS = {limit:g}"
         return Verdict(VerdictKind.TIMEOUT, None, None, "", worker.labels[job.verifier], limit, message)

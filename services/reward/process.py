@@ -9,24 +9,13 @@ import mmap
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from services.reward.forge import Forge
 from services.reward.worker import LENGTH, OUT_OF_MEMORY, PROGRESS, Result
 from sluice.errors import ConfigError, TransientError, WaitTimeoutError
 from sluice.types import ScoreItem
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLimits:
-    """What a worker process may use. `verifiers` is the allow-list, entries `name=module:function`."""
-
-    memory_bytes: int
-    start_seconds: float
-    verifiers: tuple[str, ...]
 
 
 class WorkerEndedError(TransientError):
@@ -55,51 +44,53 @@ class _Frames(asyncio.Protocol):
 
 
 class WorkerProcess:
-    """A started worker; `labels` gives each verifier's name its label. Made by `start`."""
+    """A started worker; `labels` gives each verifier's name its label, `unprepared` names those that it would first
+    have to import for seconds. Made by `start`."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], progress: mmap.mmap, transport: asyncio.Transport, frames: _Frames
-    ) -> None:
-        self._process, self._progress, self._transport, self._frames = process, progress, transport, frames
+    def __init__(self, forge: Forge, progress: mmap.mmap, transport: asyncio.Transport, frames: _Frames) -> None:
+        self._forge, self._progress, self._transport, self._frames = forge, progress, transport, frames
         self._sent_at = time.monotonic()
+        self.pid = 0
+        self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.labels: dict[str, str] = {}
+        self.unprepared: frozenset[str] = frozenset()
 
     @classmethod
-    async def start(cls, limits: WorkerLimits) -> WorkerProcess:
-        """Start a process and wait until its verifiers are loaded.
+    async def start(cls, forge: Forge, seconds: float) -> WorkerProcess:
+        """Start a process and wait, at most `seconds`, until its verifiers are loaded.
 
         Raises:
             ConfigError: a verifier of the allow-list cannot be loaded.
-            WaitTimeoutError: it did not greet within `start_seconds`.
-            WorkerEndedError: it died first, e.g. because its memory limit does not even hold the verifiers' imports.
+            WaitTimeoutError: it did not greet in time.
+            TransientError: the template is gone, or the process died first, e.g. because its memory limit does not
+                even hold the verifiers' imports.
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         progress_fd = os.memfd_create("progress")
         os.ftruncate(progress_fd, PROGRESS.size)
         progress = mmap.mmap(progress_fd, PROGRESS.size)
+        transport, frames = await asyncio.get_running_loop().create_connection(_Frames, sock=ours)
+        worker = cls(forge, progress, transport, frames)
         try:
-            process = _spawn(limits, theirs.fileno(), progress_fd)
-        finally:
-            theirs.close()
-            os.close(progress_fd)
-        loop = asyncio.get_running_loop()
-        transport, frames = await loop.create_connection(_Frames, sock=ours)
-        worker = cls(process, progress, transport, frames)
-        try:
-            await worker._greet(limits)
+            async with asyncio.timeout(seconds):
+                worker.pid, worker._end = await forge.fork(theirs, progress_fd)
+                theirs.close()
+                await worker._greet()
+        except TimeoutError:
+            await worker.kill()
+            raise WaitTimeoutError("reward worker start", seconds, "SLUICE_REWARD_START_SECONDS") from None
         except BaseException:
             await worker.kill()
             raise
+        finally:
+            theirs.close()
+            os.close(progress_fd)
         return worker
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        return self._end.done()
 
     def send(self, batch: Sequence[tuple[str, ScoreItem]]) -> None:
         """Give the worker a batch of (verifier name, item); it must have finished the one before."""
@@ -137,23 +128,25 @@ class WorkerProcess:
 
     async def kill(self) -> None:
         """Kill the process and whatever it started, and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError):  # it may have ended, and all it started too
-            os.killpg(self._process.pid, signal.SIGKILL)
         self._transport.close()
-        await asyncio.to_thread(self._process.wait)
+        if self.pid:
+            # One that was forked just now does not lead its group yet; one that has ended may have left others in it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            if not self._end.done():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+            await asyncio.wait([self._end])
+            self._forge.forget(self.pid)
         self._progress.close()
 
-    async def _greet(self, limits: WorkerLimits) -> None:
-        try:
-            greeting = json.loads(await self._message(limits.start_seconds))
-        except TimeoutError:
-            knob = "SLUICE_REWARD_START_SECONDS"
-            raise WaitTimeoutError("reward worker start", limits.start_seconds, knob) from None
+    async def _greet(self) -> None:
+        greeting = json.loads(await self._message(None))
         if "error" in greeting:
             raise ConfigError(greeting["error"])
-        self.labels = greeting["verifiers"]
+        self.labels, self.unprepared = greeting["verifiers"], frozenset(greeting["unprepared"])
 
-    async def _message(self, seconds: float) -> bytes:
+    async def _message(self, seconds: float | None) -> bytes:
         async with asyncio.timeout(seconds):
             message = await self._frames.messages.get()
         if message is None:
@@ -161,7 +154,7 @@ class WorkerProcess:
         return message
 
     async def _epitaph(self) -> str:
-        status = await asyncio.to_thread(self._process.wait)
+        status = await asyncio.shield(self._end)
         if status == OUT_OF_MEMORY:
             return "ran into the memory limit SLUICE_REWARD_MEMORY_BYTES"
         if status < 0:
@@ -179,14 +172,4 @@ def _fields(name: str, item: ScoreItem) -> tuple[str | int, ...]:
         item.ground_truth,
         item.extra_info,
         item.response_length,
-    )
-
-
-def _spawn(limits: WorkerLimits, socket_fd: int, progress_fd: int) -> subprocess.Popen[bytes]:
-    numbers = (socket_fd, progress_fd, os.getpid(), limits.memory_bytes)
-    return subprocess.Popen(
-        [sys.executable, "-m", "services.reward.worker", *map(str, numbers), *limits.verifiers],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(socket_fd, progress_fd),
-        start_new_session=True,  # so that a kill takes along whatever a check has started
     )

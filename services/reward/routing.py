@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from services.reward.mixture import Mixture, parse_mixture
 from sluice.errors import ConfigError
 
 KNOB = "SLUICE_REWARD_ROUTES"
@@ -12,6 +13,7 @@ BUILT_IN_ROUTES = {
     "aime*": "math_dapo",
     "math_dapo_reasoning": "math_dapo",
     "openai/gsm8k": "gsm8k",
+    "reasoning_gym*": "reasoning_gym",
 }
 
 
@@ -28,21 +30,25 @@ class Routes:
 
     def __init__(self, verifiers: Iterable[str], extra: Mapping[str, str]) -> None:
         self.verifiers = tuple(sorted(verifiers))
-        table = {name: name for name in self.verifiers} | BUILT_IN_ROUTES | dict(extra)
+        built_in = {source: name for source, name in BUILT_IN_ROUTES.items() if name in self.verifiers}
+        table = {name: name for name in self.verifiers} | built_in | dict(extra)
         for source, verifier in table.items():
-            if verifier not in self.verifiers:
+            if parse_mixture(verifier, self.verifiers) is None:
                 known = ", ".join(self.verifiers)
-                raise ConfigError(f"{KNOB}: {source!r} leads to {verifier!r}, which is none of: {known}")
+                raise ConfigError(f"{KNOB}: {source!r} leads to {verifier!r}, which is no sum of: {known}")
         self._exact = {source: name for source, name in table.items() if not source.endswith("*")}
         prefixes = [(source[:-1], name) for source, name in table.items() if source.endswith("*")]
         self._prefixes = sorted(prefixes, key=lambda entry: len(entry[0]), reverse=True)
 
-    def find(self, data_source: str) -> str | None:
-        """The name of the verifier, or None when nothing leads to one."""
-        exact = self._exact.get(data_source)
-        if exact is not None:
-            return exact
-        return next((name for prefix, name in self._prefixes if data_source.startswith(prefix)), None)
+    def find(self, data_source: str) -> Mixture | None:
+        """The verifiers with their weights, or None when nothing leads to one.
+
+        A data source may itself be a weighted sum of verifiers, which is how a run file names several.
+        """
+        name = self._exact.get(data_source)
+        if name is None:
+            name = next((name for prefix, name in self._prefixes if data_source.startswith(prefix)), None)
+        return parse_mixture(data_source if name is None else name, self.verifiers)
 
     def sources(self, verifier: str) -> list[str]:
         """The entries that lead to `verifier`, sorted."""

@@ -11,8 +11,9 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from services.reward import metrics
-from services.reward.loop import score
-from services.reward.pool import Pool, PoolSettings
+from services.reward.agreement import SecondOpinion
+from services.reward.loop import Judges, score
+from services.reward.pool import Pool
 from services.reward.routing import Routes
 from sluice.errors import PermanentError, TransientError
 from sluice.wire.score import decode_request, encode_response
@@ -26,6 +27,8 @@ OPTIONS = [
     # Clients find a dead host by pings; a stricter server would answer those with a hang-up.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A client looks a name up again only when a connection ends: so it finds replicas that were added meanwhile.
+    ("grpc.max_connection_age_ms", 60_000),
     # Two servers on one port would share its calls by chance: a taken port must be an error.
     ("grpc.so_reuseport", 0),
 ]
@@ -34,8 +37,11 @@ OPTIONS = [
 class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
     """Maps calls to `loop.score`, and its errors to status codes."""
 
-    def __init__(self, pool: Pool, routes: Routes, settings: PoolSettings) -> None:
-        self._pool, self._routes, self._settings = pool, routes, settings
+    def __init__(
+        self, pool: Pool, routes: Routes, judges: Judges | None = None, second: SecondOpinion | None = None
+    ) -> None:
+        self._pool, self._routes, self._second = pool, routes, second
+        self._judges = pool if judges is None else judges
 
     async def Score(  # noqa: N802  the name is the schema's
         self,
@@ -46,7 +52,7 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         code = grpc.StatusCode.CANCELLED
         begun = time.monotonic()
         try:
-            verdicts = await score(items, self._routes, self._pool)
+            verdicts = await score(items, self._routes, self._judges)
             code = grpc.StatusCode.OK
         except TransientError as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -57,6 +63,9 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         finally:
             metrics.REQUESTS.labels(code.name).inc()
             metrics.REQUEST_SECONDS.observe(time.monotonic() - begun)
+            metrics.REQUEST_ITEMS.observe(len(items))
+        if self._second is not None:
+            self._second.consider(items, verdicts, self._routes)
         return encode_response(items, verdicts)
 
     async def ListVerifiers(  # noqa: N802  the name is the schema's
@@ -70,8 +79,8 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         ]
         return reward_pb2.ListVerifiersResponse(
             verifiers=verifiers,
-            timeout_seconds=self._settings.timeout_seconds,
-            memory_bytes=self._settings.limits.memory_bytes,
+            timeout_seconds=self._pool.settings.timeout_seconds,
+            memory_bytes=self._pool.settings.limits.memory_bytes,
         )
 
 

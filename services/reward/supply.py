@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from services.reward import metrics
-from services.reward.process import WorkerLimits, WorkerProcess
+from services.reward.forge import Forge
+from services.reward.process import WorkerProcess
+from services.reward.worker import WorkerLimits
 from sluice.errors import SluiceError
 from sluice.telemetry import get_logger
 
@@ -29,6 +31,9 @@ class WorkerSupply:
         self._used: list[WorkerProcess] = []
         self._all: set[WorkerProcess] = set()
         self._starters: list[asyncio.Task[None]] = []
+        self._forge: Forge | None = None
+        self._preparing = asyncio.Lock()
+        self._prepared: list[str] = []
         self.healthy = False
 
     async def start(self) -> dict[str, str]:
@@ -50,6 +55,8 @@ class WorkerSupply:
         await asyncio.gather(*self._starters, return_exceptions=True)
         await asyncio.gather(*(worker.kill() for worker in self._all))
         self._all.clear()
+        if self._forge is not None:
+            await self._forge.close()
 
     async def take(self) -> WorkerProcess:
         """A worker, rather one that has worked before."""
@@ -68,6 +75,22 @@ class WorkerSupply:
                 return worker
             await self.discard(worker, "died")
 
+    async def prepare(self, verifier: str) -> None:
+        """See to it that new workers have imported what a built-in verifier needs; those without it are ended.
+
+        Raises:
+            ConfigError: it cannot be imported.
+            TransientError: the template of the workers is gone.
+        """
+        async with self._preparing:
+            if verifier not in self._prepared:
+                await (await self._living_forge()).prepare(verifier)
+                self._prepared.append(verifier)
+        idle = [worker for worker in self._used if verifier in worker.unprepared]
+        self._used = [worker for worker in self._used if worker not in idle]
+        for worker in idle:
+            await self.discard(worker, "unprepared")
+
     async def give_back(self, worker: WorkerProcess) -> None:
         """Take back an idle worker; `keep` of them wait for the next need."""
         if len(self._used) < self._keep:
@@ -76,18 +99,27 @@ class WorkerSupply:
             await self.discard(worker, "surplus")
 
     async def discard(self, worker: WorkerProcess, reason: str) -> None:
-        """Kill a worker; `reason` is timeout, set_aside, died or surplus."""
+        """Kill a worker; `reason` is timeout, set_aside, died, surplus or unprepared."""
         metrics.WORKERS_LOST.labels(reason).inc()
         await worker.kill()
         self._all.discard(worker)
         metrics.WORKERS.set(len(self._all))
 
     async def _start_one(self) -> WorkerProcess:
-        worker = await WorkerProcess.start(self._limits)
+        worker = await WorkerProcess.start(await self._living_forge(), self._limits.start_seconds)
         self._all.add(worker)
         metrics.WORKERS.set(len(self._all))
         self.healthy = True
         return worker
+
+    async def _living_forge(self) -> Forge:
+        """The template of the workers; another one when that has ended, which knows no libraries yet."""
+        if self._forge is None or self._forge.gone:
+            gone, self._forge = self._forge, Forge(self._limits)
+            self._prepared.clear()
+            if gone is not None:
+                await gone.close()
+        return self._forge
 
     async def _keep_starting(self) -> None:
         backoff = 0.1

@@ -1,7 +1,6 @@
-"""A worker process: takes batches of checks from the pool that started it, one at a time, and answers with results.
+"""A worker process: takes batches of checks from the pool, one at a time, and answers with results.
 
-Run by `services.reward.process` as `python -m services.reward.worker SOCKET_FD PROGRESS_FD PARENT_PID MEMORY_BYTES
-[VERIFIER ...]`. It imports little, because a killed worker must be replaced quickly. Frames in both directions are a
+Forked by `services.reward.template`, because a killed worker must be replaced quickly. Frames in both directions are a
 4-byte length and JSON; what a check prints goes to standard error.
 
 The item being judged, and when it began, stand in memory that the pool can read: a check that hangs inside C code
@@ -10,19 +9,21 @@ holds the interpreter, so the worker itself could not tell any more.
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
+import inspect
 import json
 import mmap
 import os
 import resource
-import signal
 import socket
 import struct
 import sys
 import time
+from dataclasses import dataclass
 
+from services.reward.verifiers.code import SANDBOX_VARIABLE
 from services.reward.verifiers.outcome import MAX_EXTRACTED, to_outcome
-from services.reward.verifiers.registry import Verifier, load_verifiers
+from services.reward.verifiers.registry import CHECK, Verifier, heavy_names, load_verifiers
 from sluice.errors import ConfigError
 from sluice.types import ScoreItem
 
@@ -38,46 +39,68 @@ Result = tuple[int, float, float | None, float | None, str, str]
 """Index in the batch, seconds, acc, score, extracted, error message."""
 
 
-def main(arguments: list[str]) -> None:
-    """Limit this process, load the verifiers, greet the pool, then work until the pool goes away."""
-    socket_fd, progress_fd, parent, memory = (int(argument) for argument in arguments[:4])
-    _die_with(parent)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker process may use. `verifiers` is the allow-list; `sandbox` runs `code`, empty where that is off."""
+
+    memory_bytes: int
+    start_seconds: float
+    verifiers: tuple[str, ...]
+    sandbox: str = ""
+
+
+def work(pool: socket.socket, progress_fd: int, limits: WorkerLimits) -> None:
+    """Limit this process, load the verifiers, greet the pool, then judge until the pool goes away."""
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ[SANDBOX_VARIABLE] = limits.sandbox
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    pool = socket.socket(fileno=socket_fd)
     try:
-        verifiers = load_verifiers(arguments[4:])
+        verifiers = load_verifiers(limits.verifiers, bool(limits.sandbox))
     except ConfigError as error:
         _send(pool, {"error": str(error)})
         return
-    _send(pool, {"verifiers": {name: verifier.label for name, verifier in verifiers.items()}})
+    missing = [name for name, module in heavy_names().items() if module not in sys.modules]
+    unprepared = [*missing, *(CHECK + name for name in missing)]
+    labels = {name: verifier.label for name, verifier in verifiers.items()}
+    _send(pool, {"verifiers": labels, "unprepared": unprepared})
     progress = mmap.mmap(progress_fd, PROGRESS.size)
-    while (batch := _receive(pool)) is not None:
-        _work(batch, verifiers, pool, progress)
+    with asyncio.Runner() as runner:
+        while (batch := _receive(pool)) is not None:
+            _work(batch, verifiers, _Answers(pool, progress, runner))
 
 
-def _work(batch: list[list[object]], verifiers: dict[str, Verifier], pool: socket.socket, progress: mmap.mmap) -> None:
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Where a batch's results go, and what they need on the way."""
+
+    pool: socket.socket
+    progress: mmap.mmap
+    runner: asyncio.Runner
+
+
+def _work(batch: list[list[object]], verifiers: dict[str, Verifier], answers: _Answers) -> None:
     """Judge a batch; results leave in groups, so that cheap checks share a message and slow ones are not held back."""
     results: list[Result] = []
     flushed = time.monotonic()
     for index, (name, *fields) in enumerate(batch):
         started = time.monotonic()
-        PROGRESS.pack_into(progress, 0, index, started)
+        PROGRESS.pack_into(answers.progress, 0, index, started)
         try:
-            results.append(_judge(index, started, verifiers[str(name)], ScoreItem(*fields)))  # type: ignore[arg-type]  # fields come from a ScoreItem
+            results.append(_judge(index, started, verifiers[str(name)], ScoreItem(*fields), answers.runner))  # type: ignore[arg-type]  # fields come from a ScoreItem
         except MemoryError:
-            _send(pool, results)
+            _send(answers.pool, results)
             os._exit(OUT_OF_MEMORY)
         if time.monotonic() - flushed > FLUSH_SECONDS:
-            _send(pool, results)
+            _send(answers.pool, results)
             results, flushed = [], time.monotonic()
-    _send(pool, results)
+    _send(answers.pool, results)
 
 
-def _judge(index: int, started: float, verifier: Verifier, item: ScoreItem) -> Result:
+def _judge(index: int, started: float, verifier: Verifier, item: ScoreItem, runner: asyncio.Runner) -> Result:
     try:
-        outcome = to_outcome(verifier.verify(item))
+        value = verifier.verify(item)
+        outcome = to_outcome(runner.run(value) if inspect.iscoroutine(value) else value)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # a verifier is somebody else's code: whatever it raises is its verdict
@@ -106,15 +129,3 @@ def _receive(pool: socket.socket) -> list[list[object]] | None:
         view = view[count:]
     batch: list[list[object]] = json.loads(payload)
     return batch
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, also when a check never comes back."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

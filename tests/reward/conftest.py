@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.reward.pool import Pool, PoolSettings
-from services.reward.process import WorkerLimits
+from services.reward.worker import WorkerLimits
 from sluice.types import ScoreItem
 
 ALLOWED = ("naughty=naughty:obey", "graded=naughty:graded")

@@ -82,7 +82,7 @@ def test_a_users_verifier_judges_a_file_too_and_the_result_goes_where_asked(tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{file}", "--verifier", "guess"], "--verifier 'guess' is none of: exact, gsm8k, math_dapo"),
+        (["{file}", "--verifier", "guess"], "--verifier 'guess' is none of: exact, gsm8k, math, math_dapo"),
         (["{file}.gone", "--verifier", "exact"], "No such file"),
         (["{file}", "--verifier", "exact", "--out", "{file}/x"], "--out"),
     ],

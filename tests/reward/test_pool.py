@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from services.reward.forge import Forge
 from services.reward.pool import Pool, PoolSettings
-from services.reward.process import WorkerLimits, WorkerProcess
+from services.reward.process import WorkerProcess
+from services.reward.worker import WorkerLimits
 from sluice.errors import ConfigError, PermanentError, TransientError, WaitTimeoutError
 from sluice.types import ScoreItem, Verdict, VerdictKind
 
@@ -161,7 +163,11 @@ async def test_a_worker_that_does_not_come_up_is_named_at_the_start(naughty_path
         await unknown.start()
     assert not unknown.ready
     with pytest.raises(WaitTimeoutError, match="SLUICE_REWARD_START_SECONDS"):
-        await WorkerProcess.start(WorkerLimits(512 << 20, 0.001, ()))
+        forge = Forge(WorkerLimits(512 << 20, 30.0, ()))
+        try:
+            await WorkerProcess.start(forge, seconds=0.001)
+        finally:
+            await forge.close()
 
 
 def _running(pid: int) -> bool:

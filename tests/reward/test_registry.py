@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.reward.config import RewardSettings
+from services.reward.mixture import Part
 from services.reward.routing import Routes
 from services.reward.verifiers.outcome import Outcome, to_outcome
 from services.reward.verifiers.registry import BUILT_IN, load_verifiers
@@ -38,14 +39,15 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_data_source_leads_to_its_verifier_by_name_or_prefix(data_source: str, verifier: str | None) -> None:
-    assert Routes(NAMES, {}).find(data_source) == verifier
+    found = Routes(NAMES, {}).find(data_source)
+    assert found == (None if verifier is None else (Part(verifier),))
 
 
 def test_the_deployments_routes_win_and_the_longest_prefix_wins_among_prefixes() -> None:
     routes = Routes(NAMES, {"aime*": "math_dapo_boxed", "aime2025*": "exact", "*": "gsm8k"})
-    assert routes.find("aime2024") == "math_dapo_boxed"
-    assert routes.find("aime2025-i") == "exact"
-    assert routes.find("anything") == "gsm8k"
+    assert routes.find("aime2024") == (Part("math_dapo_boxed"),)
+    assert routes.find("aime2025-i") == (Part("exact"),)
+    assert routes.find("anything") == (Part("gsm8k"),)
     assert routes.sources("exact") == ["aime2025*", "exact"]
 
 

@@ -50,7 +50,7 @@ async def test_a_request_gets_its_verdicts_in_order_each_from_the_verifier_of_it
     ]
     assert verdicts[3].kind is VerdictKind.ERROR
     assert "'who knows'" in verdicts[3].message
-    assert "exact, graded, gsm8k, math_dapo, math_dapo_boxed, naughty" in verdicts[3].message
+    assert "exact, graded, gsm8k, math, math_dapo, math_dapo_boxed, multiple_choice, naughty, " in verdicts[3].message
     assert verdicts[4].kind is VerdictKind.TIMEOUT
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.reward.verifiers import exact, gsm8k
 from services.reward.verifiers.outcome import Outcome, to_outcome
-from services.reward.verifiers.registry import BUILT_IN
+from services.reward.verifiers.registry import load_verifiers
 from sluice.types import ScoreItem
 
 MakeItem = Callable[..., ScoreItem]
@@ -63,6 +63,8 @@ def test_a_ground_truth_without_a_number_is_an_error_and_not_a_wrong_answer(make
         gsm8k.verify(make_item("7", "seven"))
 
 
+VERIFIERS = load_verifiers(())
+
 # Surrogates too: an engine may cut a character in two.
 ANY_TEXT = st.text(st.characters(), max_size=400) | st.lists(
     st.sampled_from(["Answer:", "####", "\\boxed{", "}", "{", "$", "\\frac", "\\text{", "3", "²", "\ud800", "\n", "="]),
@@ -73,7 +75,7 @@ ANY_TEXT = st.text(st.characters(), max_size=400) | st.lists(
 @given(response=ANY_TEXT, truth=ANY_TEXT)
 def test_no_text_breaks_a_built_in_rule(response: str, truth: str) -> None:
     item = ScoreItem("1", "any", "p", response, truth + " 7", "{}", 1)
-    for verifier in BUILT_IN:
+    for verifier in (VERIFIERS[name] for name in ("exact", "gsm8k", "math_dapo", "math_dapo_boxed")):
         outcome = to_outcome(verifier.verify(item))
         assert outcome.acc in (0.0, 1.0)
         assert outcome.score in ((-1.0, 1.0) if verifier.name.startswith("math_dapo") else (0.0, 1.0))

@@ -12,11 +12,10 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from services.reward.verifiers.outcome import Outcome
+from services.reward.verifiers.outcome import NO_ANSWER, Outcome
 from sluice.types import ScoreItem
 
 MARKER = "####"
-NO_ANSWER = "[INVALID]"
 
 # A minus right after a word, a digit or a bracket is a subtraction or a hyphen, not a sign.
 _NUMBER = re.compile(r"(?:(?<![\w)\]])[-−])?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
@@ -28,12 +27,22 @@ def verify(item: ScoreItem) -> Outcome:
     Raises:
         ValueError: the ground truth has no number.
     """
-    truth = extract(item.ground_truth)
-    if truth is None:
-        raise ValueError(f"ground truth {item.ground_truth[:80]!r} has no number")
+    truth = check_truth(item.ground_truth)
     answer = extract(item.response)
     correct = float(answer is not None and Decimal(answer) == Decimal(truth))
     return Outcome(acc=correct, score=correct, extracted=NO_ANSWER if answer is None else answer)
+
+
+def check_truth(truth: str) -> str:
+    """The number of a ground truth.
+
+    Raises:
+        ValueError: it has none.
+    """
+    number = extract(truth)
+    if number is None:
+        raise ValueError(f"ground truth {truth[:80]!r} has no number")
+    return number
 
 
 def extract(text: str) -> str | None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 
-from services.reward.verifiers.outcome import Outcome
+from services.reward.verifiers.outcome import NO_ANSWER, Outcome
 from sluice.types import ScoreItem
 
 TAIL = 300
 """Characters at the end of the response that the rule looks at."""
 BOXED_TAIL = 100
-NO_ANSWER = "[INVALID]"
 
 _ANSWER = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOX = "\\boxed{"

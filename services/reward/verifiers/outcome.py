@@ -10,6 +10,9 @@ from dataclasses import dataclass
 MAX_EXTRACTED = 512
 """Characters of an extracted answer that travel with the verdict: it is metadata, and a response may be all answer."""
 
+NO_ANSWER = "[INVALID]"
+"""What `extracted` says when no answer was found: the mark of the released rule. Such verdicts are counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -23,7 +26,7 @@ class Outcome:
 def to_outcome(value: object) -> Outcome:
     """Read a verifier's result: an Outcome, a bool, a number (also taken as `acc`), or a mapping with `score`.
 
-    A mapping may add `acc` (default: the score) and `extracted`.
+    A mapping may add `acc` (default: the score) and `extracted`, where None says that no answer was found.
 
     Raises:
         ValueError: another type, a missing or unknown key, or a number that is not finite.
@@ -42,7 +45,8 @@ def _from_mapping(value: Mapping[object, object]) -> Outcome:
         raise ValueError(f"a verifier's dict has score, and may have acc and extracted; this one has {list(value)}")
     score = _finite("score", value["score"])
     acc = _finite("acc", value.get("acc", score))
-    return Outcome(acc=acc, score=score, extracted=str(value.get("extracted", "")))
+    extracted = value.get("extracted", "")
+    return Outcome(acc=acc, score=score, extracted=NO_ANSWER if extracted is None else str(extracted))
 
 
 def _finite(what: str, value: object) -> float:
