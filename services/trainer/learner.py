@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.trainer.engine import Scorer, UpdateEngine
 from services.trainer.packing import MicroBatch
 from services.trainer.preparation import Anchored, Part, Preparation, Update
 from services.trainer.ranks import Ranks
-from services.trainer.reference import ReferenceModel
 from services.trainer.rules import LossRules
-from services.trainer.zero import ZeroEngine
 from sluice.algorithms.losses import (
     GapSums,
     UpdateSums,
@@ -47,9 +46,7 @@ class Outcome:
 class Learner:
     """Turns packed mini-batches into optimizer updates. All ranks call it with their own shares of the same updates."""
 
-    def __init__(
-        self, engine: ZeroEngine, ranks: Ranks, spec: RunSpec, reference: ReferenceModel | None = None
-    ) -> None:
+    def __init__(self, engine: UpdateEngine, ranks: Ranks, spec: RunSpec, reference: Scorer | None = None) -> None:
         self._engine, self._ranks = engine, ranks
         self._rules = LossRules.of(spec)
         self._epochs = spec.trainer.epochs_per_step

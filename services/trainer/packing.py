@@ -83,7 +83,7 @@ def pack(groups: Sequence[Group], limits: PackingLimits) -> list[MicroBatch]:
             (_fill(left, sizes, capacity, limits) for capacity in _capacities(sizes[left[0]], limits)),
             key=lambda rows: _cost_per_token(rows, trees, sizes, limits),
         )
-        batches.append(_micro_batch([[r for i in row for r in trees[i]] for row in chosen], limits))
+        batches.append(micro_batch([[r for i in row for r in trees[i]] for row in chosen], limits))
         taken = {i for row in chosen for i in row}
         left = [i for i in left if i not in taken]
     return batches
@@ -92,7 +92,7 @@ def pack(groups: Sequence[Group], limits: PackingLimits) -> list[MicroBatch]:
 def masked_micro_batch() -> MicroBatch:
     """The smallest pass through the model; its loss is 0 and its gradient is 0."""
     nothing = Response(prompt=(0,), tokens=(0,), behaviour=(0.0,), advantage=0.0, group=-1)
-    return replace(_micro_batch([[nothing]], PackingLimits(budget=1, share=False, attention_unit=1)), masked=True)
+    return replace(micro_batch([[nothing]], PackingLimits(budget=1, share=False, attention_unit=1)), masked=True)
 
 
 def _fitting(group: Group, limits: PackingLimits) -> list[list[Response]]:
@@ -144,7 +144,8 @@ def _cost_per_token(
     return cost / sum(sizes[i] for row in rows for i in row)
 
 
-def _micro_batch(rows: Sequence[Sequence[Response]], limits: PackingLimits) -> MicroBatch:
+def micro_batch(rows: Sequence[Sequence[Response]], limits: PackingLimits) -> MicroBatch:
+    """One micro-batch of exactly these rows, padded to the longest."""
     forests = [grow_forest(row, limits.share) for row in rows]
     length = max(len(f) for f in forests)
     responses = [r for row in rows for r in row]

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.trainer.engine import Scorer, UpdateEngine
 from services.trainer.packing import MicroBatch, masked_micro_batch
 from services.trainer.ranks import Ranks
-from services.trainer.reference import ReferenceModel
 from services.trainer.rules import LossRules
-from services.trainer.zero import ZeroEngine
 from sluice.algorithms.aggregation import Denominators, count_denominators, token_weight
 from sluice.algorithms.losses import kept_tokens
 
@@ -55,9 +54,7 @@ class Update:
 class Preparation:
     """Makes updates from packed mini-batches. A collective call: every rank passes as many mini-batches."""
 
-    def __init__(
-        self, engine: ZeroEngine, ranks: Ranks, rules: LossRules, reference: ReferenceModel | None = None
-    ) -> None:
+    def __init__(self, engine: UpdateEngine, ranks: Ranks, rules: LossRules, reference: Scorer | None = None) -> None:
         self._engine, self._ranks, self._rules, self._reference = engine, ranks, rules, reference
 
     def prepare(self, mini_batches: Sequence[Sequence[MicroBatch]], epochs: int) -> list[Update]:
