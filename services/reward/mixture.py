@@ -25,7 +25,7 @@ Mixture = tuple[Part, ...]
 
 def parse_mixture(text: str, verifiers: Container[str]) -> Mixture | None:
     """The parts of a sum of known verifiers, or None when `text` is something else."""
-    matches = [_PART.fullmatch(part) for part in re.split(r"(?<![eE*])\+", text)]
+    matches = [_PART.fullmatch(part) for part in re.split(r"(?<!\d[eE])(?<!\*)\+", text)]
     parts = [Part(match[2], float(match[1] or 1.0)) for match in matches if match is not None]
     if len(parts) != len(matches) or not all(part.verifier in verifiers for part in parts):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -68,7 +68,7 @@ async def judge(
     items = [_item(spec, prompt, i, completions[i], response) for i, response in enumerate(responses)]
     try:
         with metrics.waiting(prompt.run_id, "reward"):
-            verdicts = await scorer.score(items)
+            verdicts = [_by_policy(spec, verdict) for verdict in await scorer.score(items)]
     except PermanentError as error:
         verdicts = [Verdict(VerdictKind.ERROR, None, None, "", "", 0.0, str(error)) for _ in items]
     seconds = time.monotonic() - started
@@ -96,6 +96,13 @@ def _item(spec: RunSpec, prompt: Prompt, i: int, completion: Completion, respons
         extra_info=prompt.extra_info,
         response_length=len(completion.token_ids),
     )
+
+
+def _by_policy(spec: RunSpec, verdict: Verdict) -> Verdict:
+    """A failed check counts as wrong where the run says so; the reward service has counted the failure all the same."""
+    if verdict.kind is VerdictKind.SCORED or spec.reward.on_failure == "drop_group":
+        return verdict
+    return replace(verdict, kind=VerdictKind.SCORED, acc=0.0, score=spec.reward.failure_score)
 
 
 def _summary(spec: RunSpec, completion: Completion, verdict: Verdict) -> RolloutSummary:

@@ -62,7 +62,19 @@ class AsyncConfig(Section):
 
 
 class RewardConfig(Section):
-    verifier: str | None = Field(None, description="Verifier for every row; unset: each row's data_source chooses.")
+    verifier: str | None = Field(
+        None,
+        description="Verifier for every row, or a weighted sum such as `math+0.2*style`, whose first one gives `acc`; "
+        "unset: each row's data_source chooses.",
+    )
+    on_failure: Literal["drop_group", "count_wrong"] = Field(
+        "drop_group",
+        description="A rollout whose check failed (timeout, error): its whole group is dropped and counted, or the "
+        "rollout counts as wrong with failure_score.",
+    )
+    failure_score: float = Field(
+        0.0, allow_inf_nan=False, description="Score of a failed check under `count_wrong`; -1 suits `math_dapo`."
+    )
     overlong_buffer: int = Field(
         0, ge=0, description="Tokens before max_response_length in which the punishment grows from 0; 0 turns it off."
     )
