@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.harness import services
 from bench.simulated.stack import Simulation, simulated
+from sluice.audit import audit
 from sluice.client import RunsClient
 from sluice.config import RunSpec
 from sluice.errors import SluiceError
@@ -45,13 +46,17 @@ class SimulatedStack:
 
     client: RunsClient
     bus: Bus
+    nats_url: str
 
     async def run(self, spec: RunSpec, seconds: float) -> Facts:
-        """Run `spec` to its end. Raises: SluiceError: it did not succeed within `seconds`."""
+        """Run `spec` to its end, and audit it. Raises: SluiceError: it failed, or the audit found something."""
         created = await self.client.create(spec)
         run = await self._wait(created.id, seconds)
         if run.state is not RunState.SUCCEEDED or run.first_issue_at is None:
             raise SluiceError(f"run {run.id} {run.state}: {run.reason}")
+        report = await audit(self.nats_url, run.id)
+        if not report.clean:
+            raise SluiceError(f"audit of run {run.id}: {report.findings[0].detail}")
         versions = await self.client.versions(run.id)
         took = (versions[-1].published_at - run.first_issue_at).total_seconds()
         return await self._facts(run.id, took)
@@ -87,6 +92,6 @@ async def simulated_stack(simulation: Simulation, model: Path, folder: Path) -> 
     async with services(options, SERVICES, folder / "logs") as (stack, _), RunsClient(stack.api_url) as client:
         bus = await Bus.connect(stack.nats_url, "bench")
         try:
-            yield SimulatedStack(client, bus)
+            yield SimulatedStack(client, bus, stack.nats_url)
         finally:
             await bus.close()

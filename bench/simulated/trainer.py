@@ -4,7 +4,7 @@
 
 It claims a run under a lineage, fetches each batch and verifies its hashes, takes a modelled time, publishes a policy
 version of eight bytes, writes checkpoints that the audit can read, and purges. Its settings are the real trainer's
-environment. Like that one it ends with code 0 after a run, 2 for a setting at fault, 3 when it was fenced off.
+environment. It serves one run after the other, and ends with code 2 for a setting at fault, 3 when it was fenced off.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SimulatedTrainer:
         self._floors: dict[int, Floors] = {}
 
     async def follow(self) -> None:
-        """Train what LEDGER says, in its order, until the run needs no trainer any more.
+        """Train what LEDGER says, in its order, until the run has ended.
 
         Raises:
             FencedError: another trainer has the run.
@@ -74,11 +74,8 @@ class SimulatedTrainer:
             match record:
                 case Batch():
                     await self._train(record)
-                case StateChange(state=RunState.PAUSED):
+                case StateChange(state=RunState.PAUSED | RunState.STOPPING):
                     await self._save_if_new()
-                case StateChange(state=RunState.STOPPING):
-                    await self._save_if_new()
-                    return
                 case StateChange(state=state) if state.terminal:
                     return
 
@@ -159,22 +156,26 @@ class SimulatedTrainer:
 
 
 async def serve(settings: TrainerSettings, seconds: Latency) -> None:
-    """Wait for a run and train it to its end. Raises: as `SimulatedTrainer.follow`."""
-    bus = await Bus.connect(settings.nats_url, instance_name("simulated-trainer"), settings.nats_deadline_seconds)
-    server = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: bool(bus.nc.is_connected))
+    """Train one run after the other, each to its end. Raises: as `SimulatedTrainer.follow`."""
     holder, log = instance_name("simulated-trainer"), get_logger("simulated-trainer")
-    run_id, lease = await wait_for_run(bus, holder, settings.lease_seconds)
+    bus = await Bus.connect(settings.nats_url, holder, settings.nats_deadline_seconds)
+    server = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: bool(bus.nc.is_connected))
     try:
-        claim, records = await claim_run(bus, run_id, holder, log)
-        log.info("run_claimed", run_id=run_id, lineage=claim.lineage, k=claim.k)
-        await SimulatedTrainer(bus, claim, records, settings, seconds).follow()
+        while True:
+            run_id, lease = await wait_for_run(bus, holder, settings.lease_seconds)
+            try:
+                claim, records = await claim_run(bus, run_id, holder, log)
+                log.info("run_claimed", run_id=run_id, lineage=claim.lineage, k=claim.k)
+                await SimulatedTrainer(bus, claim, records, settings, seconds).follow()
+            finally:
+                await lease.release()
     finally:
-        await lease.release()
         server.close()
         await bus.close()
 
 
 def main() -> int:
+    """The exit code: a trainer that ends has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--train", default="constant:1.0", help="seconds of a step: constant:S, lognormal:…, trace:FILE"
@@ -182,8 +183,9 @@ def main() -> int:
     chosen = parser.parse_args()
     try:
         settings = TrainerSettings.from_environment(os.environ)
+        seconds = parse_latency(chosen.train)
         configure_logging(settings.log_level)
-        asyncio.run(serve(settings, parse_latency(chosen.train)))
+        asyncio.run(serve(settings, seconds))
     except SluiceError as error:
         print(f"simulated-trainer: {error}", file=sys.stderr)
         return {ConfigError: EXIT_CONFIG, FencedError: EXIT_FENCED}.get(type(error), EXIT_FAILED)

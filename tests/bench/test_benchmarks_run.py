@@ -38,7 +38,8 @@ def median(report: dict[str, Any], row: str, figure: str) -> float:
 
 def test_every_benchmark_says_what_it_measures() -> None:
     files = sorted((ROOT / "bench").glob("*_bench.py"))
-    assert {"bus_bench.py", "engine_bench.py", "step_bench.py", "train_bench.py"} <= {file.name for file in files}
+    names = ("bus", "coordinator", "engine", "scheduling", "step", "train")
+    assert {f"{name}_bench.py" for name in names} <= {file.name for file in files}
     for file in files:
         done = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True, check=True)
         assert "--quick" in done.stdout
@@ -61,13 +62,33 @@ def test_the_engine_and_generate_sample_as_many_tokens_when_nothing_stops_them(
     assert report["ratios"]["engine / generate, exactly 8, tokens / CPU-s"]["median"] == pytest.approx(quotient)
 
 
-def test_the_bus_is_measured_beside_raw_jetstream_at_both_sizes(tmp_path: Path) -> None:
+def test_the_bus_is_measured_beside_other_queues_at_both_sizes(tmp_path: Path) -> None:
     report = run_quick("bus", tmp_path)
     for kilobytes in (40, 160):
         assert report["settings"][f"payload_bytes_{kilobytes}_kB"] == pytest.approx(kilobytes * 1000, rel=0.1)
-        for side in ("sluice", "raw"):
+        for side in ("sluice", "raw", "redis"):
             assert median(report, f"{side}, {kilobytes} kB", "server CPU-ms") > 0
-        assert report["ratios"][f"sluice / raw, {kilobytes} kB, round trips"]["median"] > 0
+        for side in ("raw", "redis", "files"):
+            assert report["ratios"][f"sluice / {side}, {kilobytes} kB, round trips"]["median"] > 0
+
+
+def test_the_queue_and_the_whole_coordinator_are_measured_group_by_group(tmp_path: Path) -> None:
+    report = run_quick("coordinator", tmp_path)
+    queue, process = (report["figures"][f"{side}, 200 live"] for side in ("queue", "process"))
+    assert 0 < queue["p50 µs"] <= queue["p99 µs"]
+    assert queue["p50 µs"] < process["p50 µs"] < 10_000
+    assert process["batches"] >= 2
+
+
+def test_simulated_runs_are_measured_beside_what_their_rules_allow(tmp_path: Path, tiny_model: Path) -> None:
+    report = run_quick("scheduling", tmp_path)
+    for row in ("η = 0", "η = 1", "streaming, keep 0.5", "rounds, keep 0.5"):
+        assert 0 < median(report, row, "model / measured") <= 1.0, "no run is faster than its model"
+    assert median(report, "η = 1", "staleness") == 1
+    assert median(report, "streaming, keep 0.5", "staleness") == 0
+    assert median(report, "streaming, keep 0.5", "wasted tokens") == 0
+    assert median(report, "rounds, keep 0.5", "wasted tokens") > 0
+    assert report["ratios"]["speed-up, η = 1 over η = 0"] > 0
 
 
 def test_a_step_is_split_among_the_trainers_phases_and_the_cores_among_the_services(
