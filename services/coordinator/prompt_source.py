@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from services.coordinator.history import RunHistory
-from sluice.data import PromptTable, load_prompts, position, seed_of, stop_token_ids
+from sluice.data import PromptTable, load_prompts, seed_of, stop_token_ids
 from sluice.types import Prompt, Sampling
 
 
@@ -27,7 +27,7 @@ class PromptSource:
     def prompt(self, history: RunHistory, n: int, version: int) -> Prompt:
         """Prompt n as issued at policy version number `version`."""
         spec = history.spec
-        epoch, index = position(n, len(self.table), spec.trainer.seed, spec.data.shuffle)
+        epoch, index = self.table.draw(n)
         row = self.table.row(index)
         return Prompt(
             run_id=history.run_id,

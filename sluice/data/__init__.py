@@ -1,7 +1,7 @@
 """The training data and the model's files: what the coordinator reads before a run may start."""
 
 from sluice.data.model_files import check_model, stop_token_ids
-from sluice.data.order import position, seed_of
+from sluice.data.order import mixed_position, position, seed_of
 from sluice.data.table import PromptRow, PromptTable, TableCounts, load_prompts
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "TableCounts",
     "check_model",
     "load_prompts",
+    "mixed_position",
     "position",
     "seed_of",
     "stop_token_ids",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.config import RunSpec
+from sluice.data.locate import locate
 from sluice.data.prompt_tokens import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -27,7 +28,7 @@ def check_model(spec: RunSpec) -> None:
     Raises:
         ConfigError: names every missing file, or the vocabulary that does not fit the tokenizer.
     """
-    folder = Path(spec.model.path)
+    folder = locate(spec.model.path, "model", "model.path")
     if not folder.is_dir():
         raise ConfigError(f"model.path = {spec.model.path!r}: no such folder")
     missing = [name for name in ("config.json", TOKENIZER_FILE) if not (folder / name).is_file()]
@@ -47,7 +48,7 @@ def stop_token_ids(spec: RunSpec) -> tuple[int, ...]:
     Raises:
         ConfigError: the model names no end token, or no token has one of the stop texts.
     """
-    folder = Path(spec.model.path)
+    folder = locate(spec.model.path, "model", "model.path")
     ends = _end_tokens(folder)
     if not ends:
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Rows of the training files in the DAPO-Math-17k schema, checked one by one; a fault names file, row and column."""
+"""Rows of the training files, checked one by one; a fault names file, row (from 1) and column.
+
+The schema is that of DAPO-Math-17k, or a public set's own, or any other by `data.map_keys`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from sluice.config.source import DataConfig, MappedKey
+from sluice.data.formats import Record, fault, read_records
+from sluice.data.styles import styled
 
-from sluice.errors import ConfigError
+REWARD_MODEL, EXTRA_INFO, DATA_SOURCE = "reward_model", "extra_info", "data_source"
 
-DATA_SOURCE, REWARD_MODEL, EXTRA_INFO = "data_source", "reward_model", "extra_info"
-READ_ROWS = 4096
+_COLUMNS: dict[str, dict[MappedKey, str]] = {
+    "dapo": {"prompt": "prompt"},
+    "gsm8k": {"prompt": "question", "response": "answer"},
+    "deepmath": {"prompt": "question", "response": "final_answer"},
+    "problem_answer": {"prompt": "problem", "response": "answer"},
+}
+_SOURCES = {"gsm8k": "gsm8k", "deepmath": "math"}
+"""data_source of the rows of a public set that has no such column: the verifier that fits it."""
 
 Messages = tuple[tuple[str, str], ...]
 """(role, content) of each chat message."""
@@ -26,6 +36,8 @@ class SourceRow:
 
     file: str
     row: int
+    column: str
+    """Where the prompt stands, for whoever finds a fault in it later."""
     prompt: str | Messages
     ground_truth: str
     data_source: str
@@ -36,118 +48,120 @@ class SourceRow:
         """What makes two rows exact copies: the prompt, its ground truth and its data source."""
         return json.dumps([self.prompt, self.ground_truth, self.data_source])
 
+    def fault(self, what: str) -> Exception:
+        return fault(self.file, self.row, self.column, what)
 
-def read_rows(file: str, prompt_key: str) -> Iterator[SourceRow]:
+
+def read_rows(file: str, path: Path, config: DataConfig, verifier: str | None) -> Iterator[SourceRow]:
     """The rows of one training file, in order, numbered from 1 as an editor does.
+
+    Args:
+        file: the name the run file has for it, which messages repeat.
+        path: where it is on this machine.
+        verifier: reward.verifier of the run; with one, rows need no data source.
 
     Raises:
         ConfigError: the file cannot be read, or a row breaks the schema.
     """
-    path = Path(file)
-    if path.suffix == ".parquet":
-        records = _parquet_records(path, prompt_key)
-    elif path.suffix in (".jsonl", ".json"):
-        records = _jsonl_records(path)
-    else:
-        raise ConfigError(f"data.train_files: {file} is neither .parquet nor .jsonl")
-    for row, record in records:
-        yield _source_row(file, row, record, prompt_key)
+    schema = _Schema(config, verifier)
+    for row, record in read_records(path):
+        yield schema.read(file, row, record)
 
 
-def fault(file: str | Path, row: int, column: str, what: str) -> ConfigError:
-    return ConfigError(f"{file}: row {row}, column {column!r}: {what}")
+class _Schema:
+    """Which column says what, and the checks of each."""
 
+    def __init__(self, config: DataConfig, verifier: str | None) -> None:
+        self._columns = _COLUMNS[config.row_format] | config.map_keys
+        self._style = config.prompt_style
+        self._source = verifier or _SOURCES.get(config.row_format)
+        self._gsm8k = config.row_format == "gsm8k"
 
-def _parquet_records(path: Path, prompt_key: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    wanted = [prompt_key, DATA_SOURCE, REWARD_MODEL, EXTRA_INFO]
-    try:
-        file = pq.ParquetFile(path)
-    except OSError as error:
-        raise ConfigError(f"data.train_files: {path}: {error.strerror or error}") from None
-    except pa.ArrowException as error:
-        raise ConfigError(f"data.train_files: {path} is not a parquet file: {error}") from None
-    with file:
-        present = set(file.schema_arrow.names)
-        for column in wanted[:3]:
-            if column not in present:
-                raise ConfigError(f"{path}: column {column!r} is missing; it has {sorted(present)}")
-        yield from _batched(path, file, [column for column in wanted if column in present])
+    def read(self, file: str, row: int, record: Record) -> SourceRow:
+        column = self._columns["prompt"]
+        return SourceRow(
+            file=file,
+            row=row,
+            column=column,
+            prompt=self._prompt(file, row, record),
+            ground_truth=self._ground_truth(file, row, record),
+            data_source=self._data_source(file, row, record),
+            extra_info=self._extra_info(file, row, record),
+        )
 
-
-def _batched(path: Path, file: pq.ParquetFile, columns: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    row = 1
-    try:
-        for batch in file.iter_batches(READ_ROWS, columns=columns):
-            for record in _decoded(path, row, batch):
-                yield row, record
-                row += 1
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read from row {row} on: {error}") from None
-
-
-def _decoded(path: Path, first: int, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    try:
-        return list(batch.to_pylist())
-    except UnicodeDecodeError:
-        for offset in range(batch.num_rows):
-            for column in batch.schema.names:
-                _decode_cell(path, first + offset, column, batch.column(column)[offset])
-        raise
-
-
-def _decode_cell(path: Path, row: int, column: str, cell: Any) -> None:
-    try:
-        cell.as_py()
-    except UnicodeDecodeError as error:
-        raise fault(path, row, column, f"is not UTF-8: {error}") from None
-
-
-def _jsonl_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with path.open("rb") as lines:
-            for row, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield row, _json_record(path, row, line)
-    except OSError as error:
-        raise ConfigError(f"data.train_files: {path}: {error.strerror}") from None
-
-
-def _json_record(path: Path, row: int, line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: row {row} is not UTF-8: {error}") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: row {row} is not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ConfigError(f"{path}: row {row} is a JSON {type(record).__name__}, not an object")
-    return record
-
-
-def _source_row(file: str, row: int, record: dict[str, Any], prompt_key: str) -> SourceRow:
-    for column in (prompt_key, DATA_SOURCE, REWARD_MODEL):
-        if record.get(column) is None:
-            raise fault(file, row, column, "is null" if column in record else "is missing")
-    data_source = record[DATA_SOURCE]
-    if not isinstance(data_source, str):
-        raise fault(file, row, DATA_SOURCE, f"is a {type(data_source).__name__}, not a string")
-    return SourceRow(
-        file=file,
-        row=row,
-        prompt=_prompt(file, row, prompt_key, record[prompt_key]),
-        ground_truth=_ground_truth(file, row, record[REWARD_MODEL]),
-        data_source=_text(file, row, DATA_SOURCE, data_source),
-        extra_info=_extra_info(file, row, record.get(EXTRA_INFO)),
-    )
-
-
-def _prompt(file: str, row: int, column: str, value: Any) -> str | Messages:
-    if isinstance(value, str):
-        if not value.strip():
+    def _prompt(self, file: str, row: int, record: Record) -> str | Messages:
+        """Chat messages as they are; a text with its query after it, in the words of the style, under a system text."""
+        column = self._columns["prompt"]
+        value = _present(file, row, record, column)
+        if isinstance(value, list):
+            for key in ("query", "system"):
+                if key in self._columns:
+                    raise fault(file, row, column, f"has chat messages; data.map_keys.{key} only goes with a text")
+            return _messages(file, row, column, value)
+        if not isinstance(value, str):
+            raise fault(file, row, column, f"is a {type(value).__name__}, not a string or a list of {{role, content}}")
+        query = self._optional(file, row, record, "query")
+        if not value.strip() and not query:
             raise fault(file, row, column, "is empty")
+        text = styled(_text(file, row, column, f"{value}\n{query}" if query else value), self._style)
+        system = self._optional(file, row, record, "system")
+        return (("system", system), ("user", text)) if system else text
+
+    def _optional(self, file: str, row: int, record: Record, key: MappedKey) -> str:
+        """Text of a column that may be null; "" when it is, or when nothing is mapped to `key`."""
+        column = self._columns.get(key)
+        if column is None:
+            return ""
+        if column not in record:
+            raise fault(file, row, column, f"is missing; data.map_keys.{key} names it")
+        value = record[column]
+        if value is not None and not isinstance(value, str):
+            raise fault(file, row, column, f"is a {type(value).__name__}, not a string")
+        return _text(file, row, column, value or "")
+
+    def _ground_truth(self, file: str, row: int, record: Record) -> str:
+        column = self._columns.get("response")
+        if column is not None:
+            truth = _truth(file, row, column, _present(file, row, record, column))
+            return _after_marker(file, row, column, truth) if self._gsm8k else truth
+        reward_model = _present(file, row, record, REWARD_MODEL)
+        if not isinstance(reward_model, dict):
+            raise fault(file, row, REWARD_MODEL, f"is a {type(reward_model).__name__}, not {{ground_truth, style}}")
+        return _truth(file, row, f"{REWARD_MODEL}.ground_truth", reward_model.get("ground_truth"))
+
+    def _data_source(self, file: str, row: int, record: Record) -> str:
+        column = self._columns.get("data_source", DATA_SOURCE)
+        value = record.get(column)
+        if value is None and self._source is not None:
+            return self._source
+        if value is None:
+            what = "is null" if column in record else "is missing"
+            raise fault(file, row, column, f"{what}; set reward.verifier, or name the column in data.map_keys")
+        if not isinstance(value, str):
+            raise fault(file, row, column, f"is a {type(value).__name__}, not a string")
         return _text(file, row, column, value)
-    if not isinstance(value, list):
-        raise fault(file, row, column, f"is a {type(value).__name__}, not a string or a list of {{role, content}}")
+
+    def _extra_info(self, file: str, row: int, record: Record) -> str:
+        """A JSON object; nobody but the verifier looks inside. Another schema keeps its other columns there."""
+        extra = _object(file, row, record.get(EXTRA_INFO))
+        if "response" in self._columns:
+            used = {*self._columns.values(), DATA_SOURCE, EXTRA_INFO, "prompt"}
+            extra = {column: value for column, value in record.items() if column not in used} | extra
+        try:
+            return json.dumps(extra, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise fault(file, row, EXTRA_INFO, f"cannot be written as JSON: {error}") from None
+
+
+def _present(file: str, row: int, record: Record, column: str) -> Any:
+    if column not in record:
+        raise fault(file, row, column, f"is missing; the row has {sorted(record)}")
+    if record[column] is None:
+        raise fault(file, row, column, "is null")
+    return record[column]
+
+
+def _messages(file: str, row: int, column: str, value: list[Any]) -> Messages:
     messages = tuple(_message(file, row, column, message) for message in value)
     if not any(content.strip() for _, content in messages):
         raise fault(file, row, column, "is empty")
@@ -162,15 +176,11 @@ def _message(file: str, row: int, column: str, message: Any) -> tuple[str, str]:
     return _text(file, row, column, role), _text(file, row, column, content)
 
 
-def _ground_truth(file: str, row: int, reward_model: Any) -> str:
-    if not isinstance(reward_model, dict):
-        raise fault(file, row, REWARD_MODEL, f"is a {type(reward_model).__name__}, not {{ground_truth, style}}")
-    column = f"{REWARD_MODEL}.ground_truth"
-    value = reward_model.get("ground_truth")
+def _truth(file: str, row: int, column: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if value is None or value == "":
-        raise fault(file, row, column, "is empty" if value == "" else "is null or missing")
+    if value is None:
+        raise fault(file, row, column, "is null or missing")
     if not isinstance(value, str):
         raise fault(file, row, column, f"is {value!r:.80}; write it as the string that the verifier shall compare")
     if not value.strip():
@@ -178,21 +188,25 @@ def _ground_truth(file: str, row: int, reward_model: Any) -> str:
     return _text(file, row, column, value)
 
 
-def _extra_info(file: str, row: int, value: Any) -> str:
-    """The column as a JSON object; nobody but the verifier looks inside."""
+def _after_marker(file: str, row: int, column: str, solution: str) -> str:
+    """GSM8K gives the whole solution; the answer stands after its last ####."""
+    truth = solution.rpartition("####")[2].strip()
+    if not truth:
+        raise fault(file, row, column, "has nothing after its last ####")
+    return truth
+
+
+def _object(file: str, row: int, value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
             raise fault(file, row, EXTRA_INFO, f"is a string but not JSON: {error}") from None
     if value is None:
-        return "{}"
+        return {}
     if not isinstance(value, dict):
         raise fault(file, row, EXTRA_INFO, f"is a {type(value).__name__}, not an object")
-    try:
-        return json.dumps(value, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise fault(file, row, EXTRA_INFO, f"cannot be written as JSON: {error}") from None
+    return value
 
 
 def _text(file: str, row: int, column: str, text: str) -> str:

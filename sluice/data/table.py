@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from jinja2 import TemplateError
 
-from sluice.config import DataConfig, RunSpec
+from sluice.config import RunSpec
+from sluice.data.locate import locate
+from sluice.data.order import mixed_position, position
 from sluice.data.prompt_tokens import ChatTemplate, load_chat_template, load_tokenizer
-from sluice.data.source import SourceRow, fault, read_rows
+from sluice.data.source import SourceRow, read_rows
 from sluice.errors import ConfigError
 
 TOKENISE_ROWS = 2048
+
+Progress = Callable[["TableCounts"], None]
+"""Told the counts so far, every TOKENISE_ROWS prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,18 @@ class TableCounts:
     duplicates: int
     overlong: int
     """Over data.max_prompt_length: dropped or cut, as data.overlong_prompts says."""
+    of_files: tuple[int, ...]
+    """Prompts left of each train file."""
 
 
 class PromptTable:
     """Immutable once loaded. Token ids are kept packed: a set of a million prompts stays in memory."""
 
-    def __init__(self, rows: Sequence[tuple[array[int], SourceRow, str]], counts: TableCounts) -> None:
+    def __init__(self, spec: RunSpec, rows: Sequence[tuple[array[int], SourceRow, str]], counts: TableCounts) -> None:
         self._rows = rows
+        self._seed = spec.trainer.seed
+        self._shuffle = spec.data.shuffle
+        self._weights = spec.data.mixing_weights
         self.counts = counts
         self.fingerprint: str = _fingerprint(rows)
         """Hash of everything a prompt takes from this table: equal tables issue equal prompts."""
@@ -62,39 +71,55 @@ class PromptTable:
         token_ids, source, text = self._rows[index]
         return PromptRow(index, tuple(token_ids), text, source.ground_truth, source.data_source, source.extra_info)
 
+    def draw(self, n: int) -> tuple[int, int]:
+        """(epoch, row index) of issue number `n`. Raises: ValueError: `n` is negative."""
+        if self._weights is None:
+            return position(n, len(self), self._seed, self._shuffle)
+        return mixed_position(n, self.counts.of_files, self._weights, self._seed, self._shuffle)
 
-def load_prompts(spec: RunSpec) -> PromptTable:
+
+def load_prompts(spec: RunSpec, progress: Progress | None = None) -> PromptTable:
     """Read, check, de-duplicate and tokenise the training files of a run.
 
     Raises:
         ConfigError: a file, row or column is wrong, a prompt is too long under data.overlong_prompts = 'error', or
-            no prompt is left.
+            no prompt is left, of a file that has a share in the mix or of all.
     """
-    reader = _Reader(spec.data)
-    rows = list(_tokenised(spec, reader))
-    counts = TableCounts(reader.rows_read, reader.duplicates, reader.overlong)
-    if not rows:
+    reader = _Reader(spec)
+    rows = list(_tokenised(spec, reader, progress))
+    counts = reader.counts
+    empty = [file for file, left in zip(spec.data.train_files, counts.of_files, strict=True) if not left]
+    if not rows or (spec.data.mixing_weights and empty):
         raise ConfigError(
-            f"data.train_files: no prompt is left of {counts.rows_read} rows: {counts.duplicates} duplicates, "
-            f"{counts.overlong} over data.max_prompt_length = {spec.data.max_prompt_length}"
+            f"data.train_files: no prompt is left of {', '.join(empty)}: {counts.rows_read} rows, "
+            f"{counts.duplicates} duplicates, {counts.overlong} over data.max_prompt_length = "
+            f"{spec.data.max_prompt_length}"
         )
-    return PromptTable(rows, counts)
+    return PromptTable(spec, rows, counts)
 
 
 class _Reader:
     """The rows of all files without exact copies, and the counts of what was left out."""
 
-    def __init__(self, config: DataConfig) -> None:
-        self._config = config
+    def __init__(self, spec: RunSpec) -> None:
+        self._config = spec.data
+        self._verifier = spec.reward.verifier
         self._seen: set[bytes] = set()
-        self.rows_read = self.duplicates = self.overlong = 0
+        self._rows_read = self._duplicates = self._overlong = 0
+        self._of_files = dict.fromkeys(spec.data.train_files, 0)
+
+    @property
+    def counts(self) -> TableCounts:
+        of_files = tuple(self._of_files[file] for file in self._config.train_files)
+        return TableCounts(self._rows_read, self._duplicates, self._overlong, of_files)
 
     def __iter__(self) -> Iterator[SourceRow]:
-        for file in self._config.train_files:
-            for row in read_rows(file, self._config.prompt_key):
-                self.rows_read += 1
+        for file in self._of_files:
+            path = locate(file, "dataset", "data.train_files")
+            for row in read_rows(file, path, self._config, self._verifier):
+                self._rows_read += 1
                 if self._config.deduplicate and self._is_copy(row):
-                    self.duplicates += 1
+                    self._duplicates += 1
                 else:
                     yield row
 
@@ -109,53 +134,53 @@ class _Reader:
         """The token ids under the length limit, or None for a prompt that is dropped."""
         limit = self._config.max_prompt_length
         if not token_ids:
-            raise fault(row.file, row.row, self._config.prompt_key, "has no tokens")
-        if len(token_ids) <= limit:
-            return token_ids
-        if self._config.overlong_prompts == "error":
-            raise fault(
-                row.file,
-                row.row,
-                self._config.prompt_key,
-                f"has {len(token_ids)} tokens, data.max_prompt_length is {limit}; "
-                "raise it or set data.overlong_prompts to 'drop' or 'truncate_left'",
-            )
-        self.overlong += 1
-        return token_ids[-limit:] if self._config.overlong_prompts == "truncate_left" else None
+            raise row.fault("has no tokens")
+        if len(token_ids) > limit:
+            if self._config.overlong_prompts == "error":
+                raise row.fault(
+                    f"has {len(token_ids)} tokens, data.max_prompt_length is {limit}; "
+                    "raise it or set data.overlong_prompts to 'drop' or 'truncate_left'"
+                )
+            self._overlong += 1
+            if self._config.overlong_prompts == "drop":
+                return None
+        self._of_files[row.file] += 1
+        return token_ids[-limit:]
 
 
-def _tokenised(spec: RunSpec, reader: _Reader) -> Iterator[tuple[array[int], SourceRow, str]]:
-    folder = Path(spec.model.path)
+def _tokenised(
+    spec: RunSpec, reader: _Reader, progress: Progress | None
+) -> Iterator[tuple[array[int], SourceRow, str]]:
+    """The tokenizer takes a chunk at a time, on all cores."""
+    folder = locate(spec.model.path, "model", "model.path")
     template = load_chat_template(folder) if spec.data.prompt_format == "chat" else None
     tokenizer = load_tokenizer(folder)
     rows = iter(reader)
     while chunk := list(islice(rows, TOKENISE_ROWS)):
-        texts = [_text(row, template, spec.data.prompt_key) for row in chunk]
-        for row, text, encoding in zip(
-            chunk, texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True
-        ):
+        texts = [_text(row, template) for row in chunk]
+        encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+        for row, text, encoding in zip(chunk, texts, encodings, strict=True):
             token_ids = reader.fit(encoding.ids, row)
             if token_ids is not None:
                 yield array("I", token_ids), row, text
+        if progress is not None:
+            progress(reader.counts)
 
 
-def _text(row: SourceRow, template: ChatTemplate | None, column: str) -> str:
+def _text(row: SourceRow, template: ChatTemplate | None) -> str:
     if template is None:
-        return row.prompt if isinstance(row.prompt, str) else _only_content(row, column)
+        return row.prompt if isinstance(row.prompt, str) else _only_content(row)
     messages = [("user", row.prompt)] if isinstance(row.prompt, str) else row.prompt
     try:
         return template.render([{"role": role, "content": content} for role, content in messages])
     except TemplateError as error:
-        raise fault(row.file, row.row, column, f"the model's chat template refuses it: {error}") from None
+        raise row.fault(f"the model's chat template refuses it: {error}") from None
 
 
-def _only_content(row: SourceRow, column: str) -> str:
+def _only_content(row: SourceRow) -> str:
     if len(row.prompt) != 1:
-        raise fault(
-            row.file,
-            row.row,
-            column,
-            f"has {len(row.prompt)} messages; data.prompt_format = 'raw' takes a string or one message, use 'chat'",
+        raise row.fault(
+            f"has {len(row.prompt)} messages; data.prompt_format = 'raw' takes a string or one message, use 'chat'"
         )
     return row.prompt[0][1]
 
