@@ -37,19 +37,50 @@ class Case:
     says: str
 
 
-def start(
-    service: str, environment: dict[str, str], prepare: Callable[[], None] | None = None
-) -> subprocess.Popen[str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", f"services.{service}"],
-        cwd=ROOT,
-        env={**plain, "CUDA_VISIBLE_DEVICES": "", "SLUICE_METRICS_PORT": "0", **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=prepare,  # noqa: PLW1509  # no other thread runs here
-    )
+class Processes:
+    """What a test has started; none of it outlives the test, however that ends."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def service(
+        self, name: str, environment: dict[str, str], prepare: Callable[[], None] | None = None
+    ) -> subprocess.Popen[str]:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+        settings = {**plain, "CUDA_VISIBLE_DEVICES": "", "SLUICE_METRICS_PORT": "0", **environment}
+        return self._start([sys.executable, "-m", f"services.{name}"], settings, prepare)
+
+    def nats(self, port: int, *options: str) -> subprocess.Popen[str]:
+        server = self._start([str(BIN / "nats-server"), "-a", "127.0.0.1", "-p", str(port), *options], None, None)
+        wait_for_port(port)
+        return server
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+    def _start(
+        self, command: list[str], environment: dict[str, str] | None, prepare: Callable[[], None] | None
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=prepare,  # noqa: PLW1509  # no other thread runs here
+        )
+        self._started.append(process)
+        return process
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    started = Processes()
+    yield started
+    started.end()
 
 
 def refused(service: str, process: subprocess.Popen[str]) -> str:
@@ -75,51 +106,36 @@ def taken() -> Iterator[str]:
         yield str(listener.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def plain_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A NATS server that was started without JetStream."""
-    port = free_port()
-    process = subprocess.Popen(
-        [str(BIN / "nats-server"), "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
-    )
-    wait_for_port(port)
-    yield f"nats://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
-
-
 def cases(taken: str, plain_nats: str, folder: Path) -> dict[str, Case]:
     absent, empty, file = folder / "absent", folder / "empty", folder / "file"
     empty.touch()
     file.write_text("in the way")
-    no_jetstream = f"SLUICE_NATS_URL={plain_nats}: the NATS server has no JetStream; start it with --jetstream"
     in_use = "=127.0.0.1: Address already in use; choose another"
     return {
         "a NATS address without a scheme": Case(
-            "coordinator",
+            "trainer",
             {"SLUICE_NATS_URL": "127.0.0.1:4222"},
             "SLUICE_NATS_URL=127.0.0.1:4222: must begin with nats:// or tls:// or ws:// or wss://, like nats://HOST:4222",
         ),
         "a NATS address with a port that is none": Case(
-            "rollout",
+            "trainer",
             {"SLUICE_NATS_URL": "nats://127.0.0.1:99999"},
             "SLUICE_NATS_URL=nats://127.0.0.1:99999: Port out of range",
         ),
         "a Redis address without a scheme": Case(
-            "coordinator",
+            "rollout",
             {"SLUICE_REDIS_URL": "localhost:6379"},
             "SLUICE_REDIS_URL=localhost:6379: must begin with redis://",
         ),
         "a NATS server without JetStream": Case(
-            "coordinator", {"SLUICE_NATS_URL": plain_nats, "SLUICE_API_PORT": "0"}, no_jetstream
-        ),
-        "a NATS server without JetStream for a worker": Case(
-            "rollout", {"SLUICE_NATS_URL": plain_nats, "SLUICE_CACHE_DIR": str(folder / "cache")}, no_jetstream
+            "rollout",
+            {"SLUICE_NATS_URL": plain_nats, "SLUICE_CACHE_DIR": str(folder / "cache")},
+            f"SLUICE_NATS_URL={plain_nats}: the NATS server has no JetStream; start it with --jetstream",
         ),
         "a secret whose file is missing": Case(
-            "coordinator",
-            {"SLUICE_API_TOKEN_FILE": str(absent)},
-            f"SLUICE_API_TOKEN_FILE={absent}: No such file or directory; mount the secret there",
+            "trainer",
+            {"SLUICE_NATS_URL_FILE": str(absent)},
+            f"SLUICE_NATS_URL_FILE={absent}: No such file or directory; mount the secret there",
         ),
         "a secret whose file is empty": Case(
             "rollout",
@@ -135,6 +151,11 @@ def cases(taken: str, plain_nats: str, folder: Path) -> dict[str, Case]:
         "the port of the metrics in use": Case(
             "reward", {"SLUICE_METRICS_PORT": taken}, f"SLUICE_METRICS_PORT={taken} on SLUICE_METRICS_HOST{in_use}"
         ),
+        "the port of the service in use": Case(
+            "reward",
+            {"SLUICE_REWARD_BIND": f"127.0.0.1:{taken}"},
+            f"SLUICE_REWARD_BIND=127.0.0.1:{taken}: Address already in use; choose another",
+        ),
         "a data folder that is a file": Case(
             "trainer",
             {"SLUICE_DATA_DIR": str(file)},
@@ -149,25 +170,28 @@ def cases(taken: str, plain_nats: str, folder: Path) -> dict[str, Case]:
 
 
 def test_each_fault_of_a_deployment_is_one_line_that_says_what_to_change(
-    taken: str, plain_nats: str, tmp_path: Path
+    taken: str, processes: Processes, tmp_path: Path
 ) -> None:
-    wrong = cases(taken, plain_nats, tmp_path)
-    processes = {name: start(case.service, case.environment) for name, case in wrong.items()}
+    port = free_port()
+    processes.nats(port)
+    wrong = cases(taken, f"nats://127.0.0.1:{port}", tmp_path)
+    started = {name: processes.service(case.service, case.environment) for name, case in wrong.items()}
     for name, case in wrong.items():
-        said = refused(case.service, processes[name])
+        said = refused(case.service, started[name])
         assert said.startswith(case.says), name
 
 
-def test_a_service_is_never_ready_before_it_refuses(taken: str) -> None:
+def test_a_service_is_never_ready_before_it_refuses(processes: Processes) -> None:
+    """Also when it refuses late: the port of its metrics is open long before its verifiers turn out not to exist."""
     port = free_port()
-    process = start("reward", {"SLUICE_REWARD_BIND": f"127.0.0.1:{taken}", "SLUICE_METRICS_PORT": str(port)})
+    environment = {"SLUICE_REWARD_VERIFIERS": "mine=nowhere:f", "SLUICE_METRICS_PORT": str(port)}
+    process = processes.service("reward", {**environment, "SLUICE_REWARD_BIND": "127.0.0.1:0"})
     answers = set()
     while process.poll() is None:
         answers.add(readiness(port))
         time.sleep(0.02)
-    named = f"SLUICE_REWARD_BIND=127.0.0.1:{taken}: Address already in use; choose another"
-    assert refused("reward", process) == named
-    assert 200 not in answers
+    assert "'mine=nowhere:f' cannot be imported" in refused("reward", process)
+    assert 503 in answers and 200 not in answers
 
 
 def readiness(port: int) -> int | None:
@@ -180,15 +204,15 @@ def readiness(port: int) -> int | None:
         return None
 
 
-def test_a_folder_that_may_not_be_written_is_named_with_the_knob(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written_is_named_with_the_knob(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o500)
-    process = start("trainer", {"SLUICE_DATA_DIR": str(tmp_path / "data")}, without_rights_of_root)
+    process = processes.service("trainer", {"SLUICE_DATA_DIR": str(tmp_path / "data")}, without_rights_of_root)
     said = refused("trainer", process)
     assert said.startswith(f"SLUICE_DATA_DIR={tmp_path / 'data'}: Permission denied; give this user the right to write")
 
 
-def test_a_disk_that_takes_no_more_is_named_with_the_knob(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_is_named_with_the_knob(processes: Processes, tmp_path: Path) -> None:
     """A small file system where this user may mount one; elsewhere a limit on the size of files, as quotas have."""
     folder, limit = tmp_path / "cache", 4096
     folder.mkdir()
@@ -196,7 +220,7 @@ def test_a_disk_that_takes_no_more_is_named_with_the_knob(tmp_path: Path) -> Non
     mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
     try:
         settle = None if mounted else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        said = refused("rollout", start("rollout", {"SLUICE_CACHE_DIR": str(folder)}, settle))
+        said = refused("rollout", processes.service("rollout", {"SLUICE_CACHE_DIR": str(folder)}, settle))
     finally:
         if mounted:
             subprocess.run(["umount", str(folder)], check=True)
@@ -228,37 +252,24 @@ def test_a_stack_whose_folder_may_not_be_written_says_so(tmp_path: Path, tiny_mo
     assert errors.startswith("sluice: --name=artifacts/local: ") and errors.count("\n") == 1
 
 
-def test_no_line_shows_a_password(tmp_path: Path) -> None:
+def test_no_line_shows_a_password(processes: Processes, tmp_path: Path) -> None:
     """A server that asks for a password, once with a wrong one and once with the right one, then killed."""
     port = free_port()
-    command = [str(BIN / "nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path)]
-    server = subprocess.Popen([*command, "--user", "sluice", "--pass", "right-secret"], stderr=subprocess.DEVNULL)
-    wait_for_port(port)
+    server = processes.nats(port, "-js", "-sd", str(tmp_path), "--user", "sluice", "--pass", "right-secret")
     secret = tmp_path / "nats_url"
     secret.write_text(f"nats://sluice:right-secret@127.0.0.1:{port}\n")
-    api = free_port()
     address = f"nats://sluice:wrong-secret@127.0.0.1:{port}"
-    wrong = start(
-        "coordinator", {"SLUICE_NATS_URL": address, "SLUICE_NATS_DEADLINE_SECONDS": "2", "SLUICE_API_PORT": "0"}
-    )
-    right = start("coordinator", {"SLUICE_NATS_URL_FILE": str(secret), "SLUICE_API_PORT": str(api)})
-    said = refused("coordinator", wrong)
+    common = {"SLUICE_CACHE_DIR": str(tmp_path / "cache"), "SLUICE_NATS_DEADLINE_SECONDS": "5"}
+    wrong = processes.service("rollout", {**common, "SLUICE_NATS_URL": address})
+    right = processes.service("rollout", {**common, "SLUICE_NATS_URL_FILE": str(secret)})
+    said = refused("rollout", wrong)
     assert said.startswith(f"SLUICE_NATS_URL=nats://***@127.0.0.1:{port}: ") and "Authorization" in said
-    wait_for_ready(api)
+    assert right.stderr is not None
+    assert any("worker_started" in line for line in right.stderr)
     server.kill()
     server.wait()
-    assert right.stderr is not None
     lost = next(line for line in right.stderr if "nats_lost" in line)
-    right.kill()
-    right.communicate()
     assert f'"url": "nats://***@127.0.0.1:{port}"' in lost
-
-
-def wait_for_ready(port: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while readiness(port) != 200:
-        assert time.monotonic() < deadline, f"port {port} is not ready"
-        time.sleep(0.02)
 
 
 def test_a_secret_comes_from_its_variable_or_its_file_but_not_from_both(tmp_path: Path) -> None:
