@@ -38,7 +38,7 @@ WORKDIR /app
 # A new volume takes over the owner of the folder that it is mounted at.
 RUN groupadd --gid 10001 sluice \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp sluice \
-    && install -d -o sluice -g sluice /app/models /cache /data/checkpoints /data/weights /grafana-secrets /secrets
+    && install -d -o sluice -g sluice /app/models /cache /data /data/weights /grafana-secrets /secrets
 COPY --from=packages /opt/packages /opt/packages
 COPY --from=code /opt/sluice /opt/sluice
 COPY deploy/compose/image/ /usr/local/bin/

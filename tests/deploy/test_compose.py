@@ -131,8 +131,8 @@ def test_a_worker_and_its_engine_see_weights_cache_and_models_under_the_same_pat
 @pytest.mark.parametrize("container", SERVICES["trainer"])
 def test_the_trainer_keeps_weights_and_checkpoints_in_volumes(container: str) -> None:
     settings = TrainerSettings.from_environment(environment(container))
+    assert volumes(container)[str(settings.data_dir)] == ("checkpoints", False)
     assert volumes(container)[str(settings.weights_dir)] == ("weights", False)
-    assert volumes(container)[str(settings.checkpoints_dir)] == ("checkpoints", False)
 
 
 @pytest.mark.parametrize("container", ["nats", "redis", "prometheus", "alertmanager", "grafana", "coordinator"])
