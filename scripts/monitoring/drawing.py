@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ INCHES_A_COLUMN, INCHES_A_ROW = 0.75, 0.36
 GAP = 0.35
 """Space around a panel, in columns and rows of the grid."""
 MOST_IN_LEGEND = 12
+LETTERS_A_LINE = 72
+"""Of the text panel's second column."""
 SHORT_TITLES = {"percentunit": "%", "s": "s", "bytes": "MiB", "Bps": "MiB/s"}
 SCALES = {"percentunit": 100.0, "bytes": 1 / (1 << 20), "Bps": 1 / (1 << 20)}
 
@@ -108,7 +111,8 @@ class Picture:
         axis.set_xlim(0, self._stretch.end - self._stretch.start)
         values = [v for line in lines for v in line.values if math.isfinite(v)]
         if not panel.stacked:
-            axis.set_ylim(min([0.0, *values]), 1.15 * max([*values, 0.0]) or 1.0)
+            top = 1.15 * max([*values, 0.0]) or 1.0
+            axis.set_ylim(min([-0.03 * top, *values]), top)  # a line at 0 is seen above the frame
         axis.grid(alpha=0.3)
         if lines:
             axis.legend(*(part[:MOST_IN_LEGEND] for part in axis.get_legend_handles_labels()), fontsize=6, loc="best")
@@ -132,7 +136,8 @@ class Picture:
         lines = [line for line in self._lines(panel) if line.values]
         newest = max((line.seconds[-1] for line in lines), default=0.0)
         texts = [line.name if names_only else f"{line.values[-1]:.4g}" for line in lines if line.seconds[-1] == newest]
-        _say(axis, "\n".join(texts) or "no data in this run", size=16)
+        longest = max(map(len, texts), default=20)
+        _say(axis, "\n".join(texts) or "no data in this run", size=min(16, 11 * panel.box[2] / longest * 3))
 
     def _states(self, axis: Any, panel: PanelOnFile) -> None:
         lines = self._lines(panel)
@@ -146,12 +151,13 @@ class Picture:
 
     def _text(self, axis: Any, panel: PanelOnFile) -> None:
         rows = [line.strip("| ").split(" | ") for line in panel.fields["options"]["content"].splitlines()]
-        cells = [[cell.replace("`", "").split(";")[0] for cell in row] for row in rows if "---" not in row[0]]
+        cells = [[cell.replace("`", "") for cell in row] for row in rows if "---" not in row[0]]
         axis.axis("off")
         for i, (first, second) in enumerate(cells):
             weight = "bold" if i == 0 else "normal"
             axis.text(0.0, 1 - (i + 0.5) / len(cells), first, fontsize=7, weight=weight, va="center")
-            axis.text(0.25, 1 - (i + 0.5) / len(cells), second, fontsize=7, weight=weight, va="center")
+            lines = textwrap.fill(second, LETTERS_A_LINE)
+            axis.text(0.2, 1 - (i + 0.5) / len(cells), lines, fontsize=6, weight=weight, va="center")
 
 
 def _without_run(lines: list[Line]) -> list[Line]:

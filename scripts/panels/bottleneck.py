@@ -20,13 +20,15 @@ WHO_WAITS_FOR_WHOM = Section(
             (Query(f"{runs('sluice_bottleneck')} == 1", "{{part}}"),),
             Kind.NAMES,
             width=4,
+            height=8,
         ),
         Panel(
             "Held back by, over time",
             "A line for each part, coloured while the verdict names it.",
             (Query(f"max by (run, part) ({runs('sluice_bottleneck')})", "{{part}} · {{run}}"),),
             Kind.STATES,
-            width=7,
+            width=6,
+            height=8,
         ),
         Panel(
             "What the verdict is made from",
@@ -34,9 +36,12 @@ WHO_WAITS_FOR_WHOM = Section(
             "for a higher staleness bound.",
             (Query(f"max by (run, share) ({runs('sluice_bottleneck_share')})", "{{share}} · {{run}}"),),
             unit="percentunit",
-            width=7,
+            width=6,
+            height=8,
             maximum=1,
         ),
-        Panel("Which knob helps", "What to change for each verdict.", kind=Kind.TEXT, width=6, text=KNOB_TABLE),
+        Panel(
+            "Which knob helps", "What to change for each verdict.", kind=Kind.TEXT, width=8, height=8, text=KNOB_TABLE
+        ),
     ),
 )

@@ -124,24 +124,33 @@ VERIFIERS = Section(
     ),
 )
 
+_WAITED = f"max by (run, wait) ({runs('sluice_wait_seconds')})"
+_DEADLINE = f"max by (run, wait) ({runs('sluice_wait_deadline_seconds')})"
+
 WAITS = Section(
     "Waits by name",
     (
         Panel(
             "The run's waits",
-            "How long each wait of the coordinator has lasted, and when it becomes an alarm. What each waits for is in "
-            "docs/operations.md.",
-            (
-                Query(f"max by (run, wait) ({runs('sluice_wait_seconds')})", "{{wait}} · {{run}}"),
-                Query(f"max by (run, wait) ({runs('sluice_wait_deadline_seconds')})", "deadline of {{wait}} · {{run}}"),
-            ),
+            "How long each wait of the coordinator has lasted. What each waits for is in docs/operations.md.",
+            (Query(_WAITED, "{{wait}} · {{run}}"),),
             unit="s",
+            width=6,
+        ),
+        Panel(
+            "The run's waits against their deadlines",
+            "At 100 % the wait becomes an alarm.",
+            (Query(f"{_WAITED} / {_DEADLINE}", "{{wait}} · {{run}}"),),
+            unit="percentunit",
+            width=6,
+            limit=1,
         ),
         Panel(
             "Waits of the workers",
             "Seconds a second spent in each wait, all groups added up.",
             (Query(total(rate("sluice_rollout_wait_seconds_total"), "wait") + " > 0", "{{wait}} · {{run}}"),),
             Kind.STACK,
+            width=6,
         ),
         Panel(
             "Waits of the trainer",
@@ -149,6 +158,7 @@ WAITS = Section(
             (Query(total(rate("sluice_trainer_wait_seconds_total"), "wait") + " > 0", "{{wait}} · {{run}}"),),
             Kind.STACK,
             unit="percentunit",
+            width=6,
             maximum=1,
         ),
     ),
