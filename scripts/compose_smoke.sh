@@ -58,4 +58,6 @@ podman system service --time 0 "$DOCKER_HOST" >"$home/podman.log" 2>&1 9>&- &
 helpers+=($!)
 check_health 9>&- &
 helpers+=($!)
-.venv/bin/python scripts/compose/smoke.py "${compose[@]}"
+.venv/bin/python scripts/compose/smoke.py "${compose[@]}" 9>&- &
+helpers+=($!)
+wait $! # so that a signal is answered at once
