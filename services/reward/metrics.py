@@ -46,3 +46,9 @@ AGREEMENT = Counter(
     ["verifier", "second", "outcome"],
 )
 REQUEST_ITEMS = Histogram("sluice_reward_request_items", "Items of a Score request.", buckets=(1, 4, 16, 64, 256, 1024))
+
+# Known label values are there from the start, so that a share never lacks a term.
+for _reason in ("timeout", "set_aside", "died", "surplus"):
+    WORKERS_LOST.labels(_reason)
+for _outcome in ("hit", "miss", "lost"):
+    CACHE.labels(_outcome)

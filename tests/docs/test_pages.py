@@ -108,14 +108,14 @@ def waits_in_code() -> Iterator[str]:
 
 
 def _waits_of_call(call: ast.Call) -> Iterator[str]:
-    """`waiting("x")`, `nats.call(work, "x")`, `nats.call(work, wait="x")` and `WaitView(name="x")`."""
+    """`waiting("x")` or `waiting(run, "x")`, `nats.call(work, "x")` or `(work, wait="x")`, and `WaitView(name="x")`."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    position = {"waiting": 0, "call": 1}.get(name)
+    position = {"waiting": -1, "call": 1}.get(name)
     if (position is None and name != "WaitView") or (name == "call" and not owner.endswith("nats")):
         return
     named = [keyword.value for keyword in call.keywords if keyword.arg in ("wait", "name")]
-    placed = [] if position is None else call.args[position : position + 1]
+    placed = [] if position is None else call.args[position:][:1]
     yield from (str(value.value) for value in [*named, *placed] if isinstance(value, ast.Constant))
 
 
