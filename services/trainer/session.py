@@ -85,8 +85,8 @@ class Session:
     def _serve(self, run_id: str) -> None:
         claim, records = self._claim(run_id)
         self.log.info("run_claimed", lineage=claim.lineage, k=claim.k)
-        metrics.serve(run_id, claim.lineage)
-        if records is not None:
+        if records is not None:  # rank 0 speaks for all
+            metrics.serve(run_id, claim.lineage)
             self.nats.start(keep_present(self.bus, run_id, instance_name("trainer")))  # ends with the thread
         try:
             self._train(claim, records)

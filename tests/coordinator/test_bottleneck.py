@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -164,9 +165,8 @@ class Crew:
         return window[0]
 
 
-def _plus(told: object, doing: str) -> dict[str, float]:
-    seconds = dict(told)  # type: ignore[call-overload]  # a mapping of floats
-    return seconds | {doing: seconds.get(doing, 0.0) + 1.0}
+def _plus(told: Mapping[str, float], doing: str) -> dict[str, float]:
+    return {**told, doing: told.get(doing, 0.0) + 1.0}
 
 
 def test_shares_are_of_the_time_since_a_batch_and_add_up_to_what_was_done() -> None:
@@ -182,8 +182,8 @@ def test_shares_are_of_the_time_since_a_batch_and_add_up_to_what_was_done() -> N
     assert shares.trainer_waits == pytest.approx(0.3)
     assert shares.trainer_trains == pytest.approx(0.6)
     assert shares.trainer_publishes == pytest.approx(0.1)
-    assert (shares.rollouts_generate, shares.rollouts_idle) == (pytest.approx(0.9), pytest.approx(0.1))
-    assert (shares.slots_used, shares.groups_per_worker) == (pytest.approx(0.75), pytest.approx(3.0))
+    assert (shares.rollouts_generate, shares.rollouts_idle) == pytest.approx((0.9, 0.1))
+    assert (shares.slots_used, shares.groups_per_worker) == pytest.approx((0.75, 3.0))
 
 
 def test_nothing_is_said_before_a_second_batch_or_a_minute() -> None:
