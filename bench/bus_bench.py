@@ -3,9 +3,9 @@
 Sluice's side encodes, hashes, stores with a message id, fetches by sequence, compares the hash and decodes. The others
 store and fetch the same bytes and do nothing else: raw JetStream (publish, pull and acknowledge) on the same stream of
 the same server, a Redis stream with a consumer group in Valkey, and files in a folder. Each waits for the answer to
-each message, stores a few groups of eight at a time, and fetches up to 64 messages at a time. None of the three forces
-its file to the disk for each message. A round trip is storing and fetching. The codec row is Sluice's side without the
-bus: encoding, hashing and decoding alone, in one thread.
+each message, stores a few groups of eight at a time, fetches up to 64 messages at a time, and holds what it has fetched
+as a trainer holds its batch. None of the three forces its file to the disk for each message. A round trip is storing
+and fetching. The codec row is Sluice's side without the bus: encoding, hashing and decoding alone, in one thread.
 """
 
 from __future__ import annotations

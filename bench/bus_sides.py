@@ -109,12 +109,12 @@ def raw(bus: Bus, server: int, payloads: Sequence[bytes]) -> Side:
         consumer = await bus.js.pull_subscribe(subject, stream=subjects.ROLLOUTS, config=config)
 
         async def fetch(_: None) -> None:
-            sizes: list[int] = []
-            while len(sizes) < len(payloads):
+            found: list[bytes] = []
+            while len(found) < len(payloads):
                 for message in await consumer.fetch(PARALLEL_FETCHES, timeout=5):
                     await message.ack()
-                    sizes.append(len(message.data))
-            assert sorted(sizes) == sorted(map(len, payloads))
+                    found.append(message.data)
+            assert sorted(map(len, found)) == sorted(map(len, payloads))
 
         measured = await timed(server, len(payloads), store, fetch)
         await consumer.unsubscribe()
@@ -136,12 +136,12 @@ def redis_stream(url: str, server: int, payloads: Sequence[bytes]) -> Side:
             await in_groups(payloads, lambda part: asyncio.gather(*(client.xadd(key, {"payload": p}) for p in part)))
 
         async def fetch(_: None) -> None:
-            sizes: list[int] = []
-            while len(sizes) < len(payloads):
+            found: list[bytes] = []
+            while len(found) < len(payloads):
                 for _, entries in await client.xreadgroup(group, "rank-0", {key: ">"}, count=PARALLEL_FETCHES):
-                    sizes += [len(fields[b"payload"]) for _, fields in entries]
+                    found += [fields[b"payload"] for _, fields in entries]
                     await client.xack(key, group, *(entry for entry, _ in entries))
-            assert sorted(sizes) == sorted(map(len, payloads))
+            assert sorted(map(len, found)) == sorted(map(len, payloads))
 
         measured = await timed(server, len(payloads), store, fetch)
         await client.delete(key)
@@ -160,18 +160,18 @@ def file_queue(folder: Path, payloads: Sequence[bytes]) -> Side:
             temporary.write_bytes(payload)
             temporary.replace(folder / f"{at:06d}")
 
-    def read() -> list[int]:
-        sizes = []
+    def read() -> list[bytes]:
+        found = []
         for file in sorted(folder.iterdir()):
-            sizes.append(len(file.read_bytes()))
+            found.append(file.read_bytes())
             file.unlink()
-        return sizes
+        return found
 
     async def store() -> None:
         write()
 
     async def fetch(_: None) -> None:
-        assert read() == [len(payload) for payload in payloads]
+        assert len(read()) == len(payloads)
 
     async def turn() -> Measured:
         os.makedirs(folder)
@@ -191,7 +191,7 @@ def codec(rollouts: Sequence[Rollout]) -> Side:
 
         async def decode(stored: Sequence[tuple[bytes, bytes]]) -> None:
             assert all(content_hash(payload) == expected for payload, expected in stored)
-            assert sum(len(decode_rollout(payload).token_ids) for payload, _ in stored)
+            assert len([decode_rollout(payload) for payload, _ in stored]) == len(rollouts)
 
         return await timed(None, len(rollouts), encode, decode)
 
