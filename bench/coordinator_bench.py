@@ -25,7 +25,7 @@ WINDOW = 50
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=float, default=0.2, help="groups that go through, in live groups")
+    parser.add_argument("--turns", type=float, default=0.2, help="groups that go through the process, in live groups")
     parser.add_argument("--at-least", type=int, default=5000, help="groups that go through at least")
     run_benchmark(NAME, parser, measure)
 
@@ -37,8 +37,8 @@ async def measure(arguments: argparse.Namespace) -> Report:
         sizes, turns, at_least = (200,), 1.0, 300
     figures: dict[str, Mapping[str, Figure]] = {}
     for live in sizes:
-        count = max(at_least, int(turns * live))
-        figures[f"queue, {live:,} live"] = _figures(list(queue_seconds(live, QUEUE_STALENESS, QUEUE_GROUP_SIZE, count)))
+        seconds = list(queue_seconds(live, QUEUE_STALENESS, QUEUE_GROUP_SIZE, max(at_least, live)))
+        figures[f"queue, {live:,} live"] = _figures(seconds)
     for live in sizes:
         count = max(at_least, int(turns * live))
         figures[f"process, {live:,} live"] = await _process(live, count, arguments.output / "coordinator-stack")
