@@ -76,6 +76,7 @@ VERSIONS = Section(
                 Query(f"max by (run) ({runs('sluice_published_policy_version')})", "published · {{run}}"),
                 Query(runs("sluice_rollout_policy_version"), "served {{instance}}"),
             ),
+            width=12,
         ),
         Panel(
             "Version skew",
@@ -84,13 +85,36 @@ VERSIONS = Section(
                 Query(f"max by (run) ({runs('sluice_version_skew_steps')})", "skew · {{run}}"),
                 Query(f"max by (run) ({runs('sluice_staleness_bound_steps')}) + 1", "alert · {{run}}"),
             ),
+            width=12,
         ),
+    ),
+)
+
+AGREEMENT = Section(
+    "Do trainer and engine compute the same model",
+    (
         Panel(
             "Log-prob gap",
             "Mean |trainer − engine| log-prob of the same tokens, in nats. It grows with staleness; a jump at the same "
             "staleness means that the two no longer compute the same model.",
             (Query(runs("sluice_trainer_logprob_gap_mean"), "{{run}}"),),
             limit=LOGPROB_GAP_LIMIT,
+        ),
+        Panel(
+            "Probabilities of trainer and engine",
+            "Correlation of the probabilities that the two give to the same tokens: 1 when they agree.",
+            (Query(runs("sluice_trainer_prob_correlation"), "correlation · {{run}}"),),
+            maximum=1,
+        ),
+        Panel(
+            "Importance weights",
+            "What corrects for the difference: their mean, the share of the tokens that they leave as an effective "
+            "sample, and the share that was rejected.",
+            (
+                Query(runs("sluice_trainer_importance_weight_mean"), "mean weight · {{run}}"),
+                Query(runs("sluice_trainer_effective_sample_size"), "effective sample · {{run}}"),
+                Query(runs("sluice_trainer_rejected_token_fraction"), "rejected · {{run}}"),
+            ),
         ),
     ),
 )
@@ -131,5 +155,5 @@ PAGE = Page(
     uid="sluice-rollouts",
     title="Sluice: rollouts and weights",
     says="How fast tokens come, which policy version made them, and what it costs to bring a new one to the engines.",
-    sections=(GENERATION, VERSIONS, WEIGHTS),
+    sections=(GENERATION, VERSIONS, WEIGHTS, AGREEMENT),
 )

@@ -99,14 +99,15 @@ POLICY = Section(
         ),
         Panel(
             "Mean token probability",
-            "Probability that the policy gave to the tokens it sampled; it mirrors the entropy.",
+            "Probability that the policy gave to the tokens it sampled, all and trained ones; it mirrors the entropy.",
             (
+                of_last_step("mean_token_probability", "trained"),
                 Query(
                     share(
                         total(rate("sluice_rollout_token_probability_total")),
                         total(rate("sluice_rollout_tokens_total")),
                     ),
-                    "{{run}}",
+                    "sampled · {{run}}",
                 ),
             ),
             width=6,
@@ -151,14 +152,19 @@ OPTIMIZATION = Section(
         ),
         Panel(
             "KL",
-            "Mean log-ratio of the proximal to the current policy, in nats: how far one training step moves.",
-            (of_last_step("approx_kl", "proximal to current"),),
+            "How far one training step moves from the proximal policy, in nats: mean log-ratio, and its k3 estimate, "
+            "which is never negative. To the reference model: 0 without one.",
+            (
+                of_last_step("approx_kl", "log-ratio"),
+                of_last_step("approx_kl_k3", "k3"),
+                of_last_step("kl_loss", "to reference"),
+            ),
             width=6,
         ),
         Panel(
             "Gradient norm",
-            "Before clipping, mean over the step's updates. Spikes come before NaN.",
-            (of_last_step("grad_norm", "norm"),),
+            "Before clipping: mean and largest of the step's updates. Spikes come before NaN.",
+            (of_last_step("grad_norm", "mean"), of_last_step("grad_norm_max", "largest")),
             width=6,
         ),
         Panel("Learning rate", "Of the last update.", (of_last_step("lr", "lr"),), unit="sci", width=6),

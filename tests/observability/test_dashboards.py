@@ -18,7 +18,7 @@ import pytest
 
 from sluice.config import RunSpec
 from tests.observability.conftest import ShortRun
-from tests.observability.prometheus import ROOT, Prometheus, Variables, dashboards, known_metrics, metrics_in
+from tests.observability.prometheus import ROOT, Prometheus, Variables, dashboards, known_metrics, metrics_in, rules
 from tests.observability.short_run import wait_until
 
 DASHBOARDS = dashboards()
@@ -88,6 +88,13 @@ def test_every_panel_says_how_to_read_it() -> None:
     panels = [panel for dashboard in DASHBOARDS for panel in dashboard.panels if panel.kind != "row"]
     assert [panel.title for panel in panels if not panel.fields.get("description")] == []
     assert [panel.title for panel in panels if panel.kind != "text" and not panel.queries] == []
+
+
+def test_a_dashed_line_is_where_an_alert_begins() -> None:
+    limits = [panel.limit for dashboard in DASHBOARDS for panel in dashboard.panels if panel.limit not in (None, 1)]
+    compared = {float(number) for rule in rules() for number in re.findall(r"[<>] (0\.\d+)", rule["expr"])}
+    assert len(limits) == 5
+    assert set(limits) <= compared
 
 
 def test_every_metric_of_the_dashboards_is_one_that_a_service_has() -> None:
