@@ -83,6 +83,22 @@ async def test_a_failing_verifier_makes_the_group_verifier_failed_and_never_a_ze
     assert "nobody-judges-this" in group.error
 
 
+async def test_a_failed_check_counts_as_wrong_where_the_run_says_so(
+    stage: Stage, engine: EngineServer, start_worker: StartWorker
+) -> None:
+    await stage.open(reward__verifier=None, reward__on_failure="count_wrong", reward__failure_score=-1.0)
+    await stage.publish(0)
+    await start_worker(engine.url)
+    await stage.offer(stage.prompt(0, data_source="nobody-judges-this"))
+
+    group = (await stage.groups(1))[0]
+
+    assert group.status == GroupStatus.SCORED
+    assert {(rollout.verdict, rollout.acc, rollout.score) for rollout in group.rollouts} == {
+        (VerdictKind.SCORED, 0.0, -1.0)
+    }
+
+
 async def test_a_prompt_that_the_engine_can_never_take_ends_as_a_failed_group_after_max_attempts(
     stage: Stage, engine: EngineServer, start_worker: StartWorker
 ) -> None:

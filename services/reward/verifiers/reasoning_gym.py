@@ -5,7 +5,7 @@ The row's `extra_info` holds the entry: `metadata` as the library made it, and `
 found by the rule for all verifiers, and where that finds none it is all that follows the thinking. `score` is the
 library's, from 0 to 1; `acc` is 1 for a full score only.
 
-Some scorers evaluate the answer as Python. They get readers that compute the same values and execute nothing; should
+One scorer is replaced, because it takes every answer for right (`_CORRECTED`). Some scorers evaluate the answer as Python. They get readers that compute the same values and execute nothing; should
 one evaluate text all the same, that is an error and no score.
 """
 
@@ -23,11 +23,13 @@ import reasoning_gym.factory  # type: ignore[import-untyped]  # the library has 
 import sympy  # type: ignore[import-untyped]  # the library has no types
 
 from services.reward.verifiers.arithmetic import read_formula, read_value
-from services.reward.verifiers.evaluation import nothing_evaluated
+from services.reward.verifiers.evaluation import EvaluatedError, nothing_evaluated
 from services.reward.verifiers.exact import strip_end
 from services.reward.verifiers.extraction import after_thinking, answer_of
 from services.reward.verifiers.outcome import NO_ANSWER, Outcome
 from sluice.types import ScoreItem
+
+Scorer = Callable[[str, dict[str, Any]], float]
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 
@@ -44,6 +46,14 @@ _FORMULAS = {
     "algebra.polynomial_multiplication": "sp",
 }
 _SYMPY = SimpleNamespace(**{**vars(sympy), "parse_expr": read_formula})
+
+
+def _same_word(answer: str, entry: dict[str, Any]) -> float:
+    return float(answer.strip().casefold() == str(entry["answer"]).strip().casefold())
+
+
+# The library's own scorer takes any text at all for a yes.
+_CORRECTED: dict[str, Scorer] = {"game_of_life_halting": _same_word}
 
 
 def _disarm() -> None:
@@ -68,10 +78,23 @@ def verify(item: ScoreItem) -> Outcome:
     answer = _answer(item.response)
     if answer is None:
         return Outcome(acc=0.0, score=0.0, extracted=NO_ANSWER)
-    scorer = _scorer(entry["metadata"]["source_dataset"])
-    with nothing_evaluated():
-        score = float(scorer(answer, entry))
+    score = _score(_scorer(entry["metadata"]["source_dataset"]), answer, entry)
     return Outcome(acc=float(score >= 1.0), score=score, extracted=answer)
+
+
+def _score(scorer: Scorer, answer: str, entry: dict[str, Any]) -> float:
+    """What the library gives. Some scorers raise for an answer that they cannot read: it is then wrong.
+
+    Raises: whatever the scorer raises for the ground truth too, for then the entry is at fault.
+    """
+    with nothing_evaluated():
+        try:
+            return float(scorer(answer, entry))
+        except (EvaluatedError, MemoryError):
+            raise
+        except Exception:  # there are a hundred scorers, and each reads answers in its own way
+            scorer(entry["answer"], entry)
+            return 0.0
 
 
 def _answer(response: str) -> str | None:
@@ -98,7 +121,9 @@ def _entry(item: ScoreItem) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
+def _scorer(task: str) -> Scorer:
     """Raises: ValueError: no task of that name."""
-    scorer: Callable[[str, dict[str, Any]], float] = reasoning_gym.factory.get_score_answer_fn(task)
+    if task in _CORRECTED:
+        return _CORRECTED[task]
+    scorer: Scorer = reasoning_gym.factory.get_score_answer_fn(task)
     return scorer

