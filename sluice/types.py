@@ -310,11 +310,13 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunCreated:
-    """First LEDGER record of a run: its immutable spec as canonical JSON, and the hash of that."""
+    """First LEDGER record of a run: its immutable spec as canonical JSON, the hash of that, and what it trains on."""
 
     run_id: str
     spec_json: str
     config_hash: str
+    data_json: str = ""
+    """The data manifest (sluice/data/manifest.py) as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,9 @@ class RunView(View):
         None, description="What holds the run back; absent until enough is measured, and while it does not run."
     )
     spec: dict[str, Any] | None = Field(None, description="The whole run spec; absent in lists.")
+    data: dict[str, Any] | None = Field(
+        None, description="What it trains on: fingerprint, counts, and each file with its SHA-256; absent in lists."
+    )
 
 
 class BatchView(View):

@@ -8,6 +8,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from typing import Any
 
 from services.coordinator.api_problems import ConflictError, MissingError
 from services.coordinator.board import StatusBoard
@@ -20,7 +21,7 @@ from services.coordinator.runs import RunReader
 from services.coordinator.status import LiveStatus
 from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec
-from sluice.data import check_model, load_prompts
+from sluice.data import check_model, load_prompts, manifest_of
 from sluice.errors import ConfigError, FencedError
 from sluice.transport.log import follow_stream, ledger_log, read_stream
 from sluice.transport.nats import Bus
@@ -51,10 +52,10 @@ class Directory:
 
     async def create(self, spec: RunSpec, idempotency_key: str | None) -> RunView:
         """Check what only the deployment can, then store RUN_CREATED as the run's first LEDGER record."""
-        await self._check(spec)
+        manifest = await self._check(spec)
         run_id = f"{spec.name}-{_suffix(idempotency_key)}"
         log = ledger_log(self._bus, run_id)
-        record = RunCreated(run_id, spec.canonical_json, spec.config_hash)
+        record = RunCreated(run_id, spec.canonical_json, spec.config_hash, json.dumps(manifest))
         try:
             await log.append(record)
         except FencedError:
@@ -123,8 +124,12 @@ class Directory:
 
     # ---------------------------------------------------------------- helpers of the routes above
 
-    async def _check(self, spec: RunSpec) -> None:
-        """Raises: ConfigError: a file is missing or wrong, or the deployment does not allow the model's code."""
+    async def _check(self, spec: RunSpec) -> dict[str, Any]:
+        """What the run would train on.
+
+        Raises:
+            ConfigError: a file is missing or wrong, or the deployment does not allow the model's code.
+        """
         if spec.model.trust_remote_code and not self._allow_remote_code:
             raise ConfigError(
                 "model.trust_remote_code = true: this deployment does not run code from checkpoints; "
@@ -138,6 +143,7 @@ class Directory:
                 f"data.total_epochs = {spec.data.total_epochs} over {len(table)} prompts gives fewer groups than "
                 f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
             )
+        return await asyncio.to_thread(manifest_of, spec, table)
 
     async def _check_room(self, spec: RunSpec) -> None:
         room = (await self._bus.js.stream_info(subjects.ROLLOUTS)).config.max_bytes or 0
@@ -193,6 +199,7 @@ class Directory:
             waits=live.waits,
             bottleneck=live.bottleneck,
             spec=history.spec.model_dump(mode="json") if with_spec else None,
+            data=history.data_manifest if with_spec else None,
         )
 
     async def _trainings(self, run_id: str) -> dict[int, TrainingView]:

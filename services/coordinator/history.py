@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import datetime
+from typing import Any
 
 from sluice.config import RunSpec, parse_run_spec
 from sluice.transport.log import Entry
@@ -57,6 +58,8 @@ class RunHistory:
         self.lineages = 0
         self.versions: list[VersionView] = []
         self.checkpoints: list[CheckpointView] = []
+        self.data_manifest: dict[str, Any] = {}
+        """What the run trains on, as recorded when it was created."""
         self.training_failed: str | None = None
         """Why training cannot go on, if the trainer said so."""
         self.version_number = -1
@@ -91,8 +94,9 @@ class RunHistory:
     def fold_ledger(self, entry: Entry[LedgerRecord]) -> None:
         """Take the next LEDGER record."""
         match entry.record:
-            case RunCreated(_, spec_json, config_hash):
+            case RunCreated(_, spec_json, config_hash, data_json):
                 self.spec, self.config_hash = parse_run_spec(json.loads(spec_json)), config_hash
+                self.data_manifest = json.loads(data_json or "{}")
                 self.created_at = entry.time
                 self.generation_limit = self.spec.filter.max_generation_batches
             case Issue():

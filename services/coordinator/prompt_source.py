@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from services.coordinator.history import RunHistory
-from sluice.data import PromptTable, load_prompts, seed_of, stop_token_ids
+from sluice.data import PromptTable, check_unchanged, load_prompts, seed_of, stop_token_ids
 from sluice.types import Prompt, Sampling
 
 
@@ -19,8 +19,13 @@ class PromptSource:
 
     @classmethod
     async def load(cls, history: RunHistory) -> PromptSource:
-        """Read and tokenise the data set in a thread. Raises: ConfigError."""
+        """Read and tokenise the data set in a thread.
+
+        Raises:
+            ConfigError: it cannot be read, or is not what the run was created with.
+        """
         table = await asyncio.to_thread(load_prompts, history.spec)
+        check_unchanged(history.data_manifest, table)
         stops = await asyncio.to_thread(stop_token_ids, history.spec)
         return cls(table, stops)
 

@@ -92,4 +92,10 @@ def _value(text: str) -> Any:
 def _pairs(values: dict[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         # JSON's strings, numbers, booleans and lists are TOML's too.
-        yield f"# {key} is unset" if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        yield f"# {key} is unset" if value is None else f"{key} = {_toml(value)}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)

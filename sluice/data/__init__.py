@@ -1,5 +1,6 @@
 """The training data and the model's files: what the coordinator reads before a run may start."""
 
+from sluice.data.manifest import check_unchanged, manifest_of
 from sluice.data.model_files import check_model, stop_token_ids
 from sluice.data.order import mixed_position, position, seed_of
 from sluice.data.table import PromptRow, PromptTable, TableCounts, load_prompts
@@ -9,7 +10,9 @@ __all__ = [
     "PromptTable",
     "TableCounts",
     "check_model",
+    "check_unchanged",
     "load_prompts",
+    "manifest_of",
     "mixed_position",
     "position",
     "seed_of",

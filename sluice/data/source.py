@@ -145,7 +145,7 @@ class _Schema:
         """A JSON object; nobody but the verifier looks inside. Another schema keeps its other columns there."""
         extra = _object(file, row, record.get(EXTRA_INFO))
         if "response" in self._columns:
-            used = {*self._columns.values(), DATA_SOURCE, EXTRA_INFO, "prompt"}
+            used = {*self._columns.values(), DATA_SOURCE, EXTRA_INFO, REWARD_MODEL, "prompt"}
             extra = {column: value for column, value in record.items() if column not in used} | extra
         try:
             return json.dumps(extra, sort_keys=True, allow_nan=False)

@@ -30,8 +30,9 @@ from sluice.wire.v1 import ledger_pb2 as pb
 def encode_ledger(record: LedgerRecord) -> bytes:
     message = pb.LedgerRecord(format=FORMAT)
     match record:
-        case RunCreated(run_id, spec_json, config_hash):
-            message.run_created.CopyFrom(pb.RunCreated(run_id=run_id, spec_json=spec_json, config_hash=config_hash))
+        case RunCreated(run_id, spec_json, config_hash, data_json):
+            created = pb.RunCreated(run_id=run_id, spec_json=spec_json, config_hash=config_hash, data_json=data_json)
+            message.run_created.CopyFrom(created)
         case Claim(coordinator):
             message.claim.CopyFrom(pb.Claim(coordinator=coordinator))
         case Issue():
@@ -52,7 +53,7 @@ def decode_ledger(payload: bytes) -> LedgerRecord:
         match m.WhichOneof("record"):
             case "run_created":
                 r = m.run_created
-                return RunCreated(r.run_id, r.spec_json, r.config_hash)
+                return RunCreated(r.run_id, r.spec_json, r.config_hash, r.data_json)
             case "claim":
                 return Claim(m.claim.coordinator)
             case "issue":

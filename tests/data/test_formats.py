@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.config import RunSpec
-from sluice.data import load_prompts, mixed_position
+from sluice.data import check_unchanged, load_prompts, manifest_of, mixed_position
 from sluice.data.locate import locate
 from sluice.errors import ConfigError
 from tests.data.conftest import row, write_jsonl
@@ -172,3 +173,16 @@ def test_what_the_hub_cannot_give_is_said_in_one_line_with_the_way_out(monkeypat
     with pytest.raises(ConfigError, match=r"model\.path = 'hub:owner/name': not in the cache.*HF_HOME") as caught:
         locate("hub:owner/name", "model", "model.path")
     assert "\n" not in str(caught.value)
+
+
+def test_the_manifest_names_each_file_by_hash_and_notices_other_prompts(tmp_path: Path, spec_of: SpecOf) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", row("1"), row("1"), row("2"))
+    spec = spec_of(file)
+    manifest = manifest_of(spec, load_prompts(spec))
+    assert manifest["counts"]["duplicates"] == 1
+    [entry] = manifest["files"]
+    assert entry["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    check_unchanged(manifest, load_prompts(spec))
+    write_jsonl(file, row("1"), row("3"))
+    with pytest.raises(ConfigError, match="the prompts have changed since the run was created"):
+        check_unchanged(manifest, load_prompts(spec))

@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunCreated(_message.Message):
-    __slots__ = ("run_id", "spec_json", "config_hash")
+    __slots__ = ("run_id", "spec_json", "config_hash", "data_json")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
+    DATA_JSON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec_json: str
     config_hash: str
-    def __init__(self, run_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., config_hash: _Optional[str] = ...) -> None: ...
+    data_json: str
+    def __init__(self, run_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., config_hash: _Optional[str] = ..., data_json: _Optional[str] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("coordinator",)
