@@ -105,6 +105,7 @@ def create_app(runs: RunDirectory, token: str | None = None) -> FastAPI:
         version=importlib.metadata.version("sluice"),
         description="Create, watch and steer DAPO training runs.",
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        redirect_slashes=False,  # a redirect is no documented answer; /v1/runs/ is simply not there
     )
     app.state.runs = runs
     api_problems.install(app)
