@@ -1,26 +1,25 @@
-"""An optimizer update is the same whatever the packing, the sharing, the micro-batches and the ranks."""
+"""An update on DeepSpeed, in float32, is the reference's: any stage, packing, checkpointing, and number of ranks."""
 
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner
 from services.trainer.ranks import Ranks
+from services.trainer.reference import ReferenceModel
 from sluice.config import RunSpec
 from sluice.errors import DivergedError
-from sluice.types import Rollout
-from tests.servers import free_port
+from tests.trainer import several_ranks
+from tests.trainer.layouts import Layout, lay_out
+from tests.trainer.real_shapes import real_spec, save_one_layer, wide_batch
+from tests.trainer.reference import PlainTrainer, distance
 from tests.trainer.script import make_batch, make_spec
 from tests.trainer.updating import GradientProbe, several_groups, update, weights
 
@@ -29,52 +28,18 @@ SAME = 1e-5
 """Relative difference of gradients, in float32."""
 
 
+def plain(spec: RunSpec) -> PlainTrainer:
+    return PlainTrainer(spec, lambda causal: causal, lambda causal: None)
+
+
 def reference(spec: RunSpec) -> dict[str, Tensor]:
-    """The gradient by the shortest honest way: one padded row a response, all logits, autograd, no DeepSpeed."""
-    batch, rollouts = make_batch(spec)
-    model: Any = AutoModelForCausalLM.from_pretrained(spec.model.path, dtype=torch.float32)
-    total = sum(len(r.token_ids) for group in rollouts.values() for r in group)
-    loss = torch.zeros(())
-    for group in batch.groups:
-        rewards = torch.tensor([r.acc for r in group.rollouts], dtype=torch.float64)
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-        logps = padded_log_probs(model, rollouts[group.n], spec.rollout.temperature)
-        for rollout, advantage, logp in zip(rollouts[group.n], advantages, logps, strict=True):
-            loss = loss + token_losses(spec, logp, torch.tensor(list(rollout.logprobs)), float(advantage)).sum() / total
-    named = dict(model.named_parameters())
-    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+    """The gradient of the spec's first update."""
+    return plain(spec).step(*make_batch(spec), 0.0)[0].gradient
 
 
-def padded_log_probs(model: Any, rollouts: list[Rollout], temperature: float) -> list[Tensor]:
-    rows = [(*r.prompt_token_ids, *r.token_ids) for r in rollouts]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + (0,) * (width - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    logp = torch.log_softmax(model(input_ids=ids, attention_mask=mask).logits / temperature, dim=-1)
-    start = len(rollouts[0].prompt_token_ids)
-    return [
-        torch.stack([logp[i, start + t - 1, token] for t, token in enumerate(r.token_ids)] or [torch.zeros(())])[
-            : len(r.token_ids)
-        ]
-        for i, r in enumerate(rollouts)
-    ]
-
-
-def token_losses(spec: RunSpec, logp: Tensor, behaviour: Tensor, advantage: float) -> Tensor:
-    a = spec.algorithm
-    recompute = a.proximal == "recompute"
-    ratio = torch.exp(logp - (logp.detach() if recompute else behaviour))
-    importance = torch.clamp(torch.exp(logp.detach() - behaviour), max=2.0) if recompute else 1.0
-    worst = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - a.clip_ratio_low, 1 + a.clip_ratio_high))
-    bounded = torch.minimum(worst, torch.tensor(-advantage * a.clip_ratio_c)) if advantage < 0 else worst
-    return bounded * importance
-
-
-def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """‖found − expected‖ / ‖expected‖ over all parameters."""
-    assert found.keys() == expected.keys()
-    difference = sum(float((found[name] - expected[name]).square().sum()) for name in expected)
-    return math.sqrt(difference / sum(float(g.square().sum()) for g in expected.values()))
+@pytest.fixture(scope="session")
+def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_one_layer(tmp_path_factory.mktemp("one-layer"))
 
 
 @pytest.mark.parametrize("proximal", ["recompute", "bypass"])
@@ -89,7 +54,7 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     ],
     ids=["shared, one micro-batch", "shared, many", "plain, one", "plain, many, checkpointed", "stage 1"],
 )
-def test_the_gradient_is_that_of_padded_rows(
+def test_the_gradient_is_the_references(
     tiny_model: Path, one_rank: Ranks, trainer: dict[str, Any], proximal: str
 ) -> None:
     spec = make_spec(
@@ -102,29 +67,50 @@ def test_the_gradient_is_that_of_padded_rows(
     assert distance(engine.gradients[0], reference(spec)) < SAME
 
 
-@pytest.mark.parametrize("mode", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-def test_the_other_aggregations_do_not_depend_on_the_split_either(tiny_model: Path, one_rank: Ranks, mode: str) -> None:
-    gradients = []
-    for budget in (16, 512):
-        trainer = {"total_steps": 1, "prompts_per_step": 3, "max_tokens_per_micro_batch": budget}
-        engine, _ = update(make_spec(tiny_model, trainer=trainer, algorithm={"loss_agg_mode": mode}), one_rank)
-        gradients.append(engine.gradients[0])
-    assert distance(*gradients) < SAME
+def test_two_ranks_make_the_updates_that_one_makes(tiny_model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    for stage, (found, loss, norms) in zip((3, 1), several_ranks.run("sharded", 2, tiny_model, tmp_path), strict=True):
+        engine, outcome = update(several_groups(tiny_model, stage), one_rank)
+        assert norms == pytest.approx(outcome.grad_norms, rel=SAME)
+        assert loss == pytest.approx(outcome.sums.loss, rel=SAME)
+        assert distance(found, weights(engine)) < SAME
 
 
-def test_two_ranks_make_the_update_that_one_makes(tiny_model: Path, one_rank: Ranks, tmp_path: Path) -> None:
-    out = tmp_path / "out.pt"
-    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "tests.trainer.updating", str(tiny_model), str(out)]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **address, "RANK": str(r), "LOCAL_RANK": "0"}) for r in (0, 1)
-    ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    two = torch.load(out)
-    engine, outcome = update(several_groups(tiny_model), one_rank)
-    assert two["norm"] == pytest.approx(outcome.grad_norms[0], rel=SAME)
-    assert two["loss"] == pytest.approx(outcome.sums.loss, rel=SAME)
-    assert distance(two["weights"], weights(engine)) < SAME
+def test_at_real_widths_the_gradient_is_the_references_for_every_layout_and_for_two_ranks(
+    one_layer: Path, one_rank: Ranks, tmp_path: Path
+) -> None:
+    spec = real_spec(one_layer)
+    batch, rollouts = wide_batch(spec)
+    expected = plain(spec).step(batch, rollouts, 0.0)[0].gradient
+    assert distance(several_ranks.run("wide", 2, one_layer, tmp_path), expected) < SAME
+    engine = GradientProbe(spec)
+    learner = Learner(engine, one_rank, spec)
+    layouts = [Layout(rows, budget, False, budget) for rows in ("shared", "packed", "padded") for budget in (24, 512)]
+    for layout in layouts:
+        learner.train(lay_out(batch, rollouts, spec, layout), lambda _: 0.0)  # no weight changes
+        assert distance(engine.gradients[-1], expected) < SAME, layout
+    engine.policy.body.activation_checkpointing_enable({"use_reentrant": False})
+    learner.train(lay_out(batch, rollouts, spec, layouts[0]), lambda _: 0.0)
+    assert distance(engine.gradients[-1], expected) < SAME
+
+
+@pytest.mark.parametrize("kind", ["k2", "k3"])
+def test_the_kl_term_pulls_towards_the_initial_model_which_is_sharded_or_in_host_memory(
+    tiny_model: Path, one_rank: Ranks, kind: str
+) -> None:
+    spec = several_groups(tiny_model)
+    algorithm = spec.algorithm.model_copy(update={"kl_loss_type": kind})
+    trainer = spec.trainer.model_copy(update={"offload_reference": kind == "k3"})
+    spec = spec.model_copy(update={"algorithm": algorithm, "trainer": trainer})
+    engine, outcome = update(spec, one_rank)
+    expected = plain(spec).step(*make_batch(spec), 1e-2)
+    assert outcome.sums.reference_kl > 0.0  # the second update starts away from the initial model
+    assert outcome.sums.loss == pytest.approx(sum(u.loss for u in expected), rel=1e-4)
+    for found, wanted in zip(engine.gradients, expected, strict=True):
+        assert distance(found, wanted.gradient) < SAME
+
+
+def test_without_a_kl_term_there_is_no_reference_model_in_memory(tiny_model: Path) -> None:
+    assert ReferenceModel.of_run(make_spec(tiny_model)) is None
 
 
 def test_several_updates_keep_the_anchor_of_the_first(tiny_model: Path, one_rank: Ranks) -> None:

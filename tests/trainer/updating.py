@@ -1,12 +1,8 @@
-"""One optimizer update of a batch on this process's rank; as a script, one rank of several.
-
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=… MASTER_PORT=… python -m tests.trainer.updating MODEL OUT
-"""
+"""Updates on DeepSpeed as the trainer makes them, with the whole gradient of each kept for the tests."""
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,8 +12,10 @@ from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner, Outcome
 from services.trainer.policy import load_policy, packing_limits
 from services.trainer.ranks import Ranks
-from services.trainer.zero import ZeroEngine, join_ranks
+from services.trainer.reference import ReferenceModel
+from services.trainer.zero import ZeroEngine
 from sluice.config import RunSpec
+from sluice.types import Batch, Rollout
 from tests.trainer.script import make_batch, make_spec
 
 CPU = torch.device("cpu")
@@ -30,6 +28,7 @@ class GradientProbe(ZeroEngine):
     def __init__(self, spec: RunSpec) -> None:
         policy = load_policy(spec)
         super().__init__(policy, spec, CPU)
+        self.policy = policy
         self.limits = packing_limits(policy, spec)
         self.gradients: list[dict[str, Tensor]] = []
 
@@ -41,14 +40,17 @@ class GradientProbe(ZeroEngine):
         return super().step(lr)
 
 
-def update(spec: RunSpec, ranks: Ranks) -> tuple[GradientProbe, Outcome]:
-    """Train the spec's batch once; every rank sees the same gradients."""
+def update(
+    spec: RunSpec, ranks: Ranks, batch: Batch | None = None, rollouts: Mapping[int, list[Rollout]] | None = None
+) -> tuple[GradientProbe, Outcome]:
+    """Train a batch once, the spec's own unless given; every rank sees the same gradients."""
     engine = GradientProbe(spec)
-    batch, rollouts = make_batch(spec)
+    if batch is None or rollouts is None:
+        batch, rollouts = make_batch(spec)
     plan = plan_share(batch, spec, ranks.rank, ranks.world_size)
     share = assemble_share(plan, rollouts, spec, engine.limits)
-    outcome = Learner(engine, ranks, spec).train(share.mini_batches, lambda _: LR)
-    return engine, outcome
+    learner = Learner(engine, ranks, spec, ReferenceModel.of_run(spec))
+    return engine, learner.train(share.mini_batches, lambda _: LR)
 
 
 def weights(engine: ZeroEngine) -> dict[str, Tensor]:
@@ -56,19 +58,13 @@ def weights(engine: ZeroEngine) -> dict[str, Tensor]:
 
 
 def several_groups(model: Path, stage: int = 3) -> RunSpec:
-    """Five groups, so that two ranks never have the same number of micro-batches; a soft optimizer step."""
-    trainer = {"total_steps": 1, "prompts_per_step": 5, "max_tokens_per_micro_batch": 24, "zero_stage": stage}
-    return make_spec(model, trainer=trainer, optim={"lr": LR, "eps": 1e-2})
-
-
-def main(model: str, out: str) -> None:
-    torch.set_num_threads(1)
-    ranks = join_ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), on_gpu=False, seconds=60)
-    engine, outcome = update(several_groups(Path(model)), ranks)
-    found = weights(engine)
-    if ranks.first:
-        torch.save({"loss": outcome.sums.loss, "norm": outcome.grad_norms[0], "weights": found}, out)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    """Two updates of three groups, so that two ranks never have as many micro-batches; a soft optimizer step."""
+    trainer = {
+        "total_steps": 1,
+        "prompts_per_step": 6,
+        "updates_per_step": 2,
+        "max_tokens_per_micro_batch": 24,
+        "zero_stage": stage,
+    }
+    algorithm = {"kl_loss_coef": 0.1, "kl_loss_type": "k2", "entropy_coeff": 0.01}
+    return make_spec(model, trainer=trainer, optim={"lr": LR, "eps": 1e-2}, algorithm=algorithm)
