@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from services.rollout.activity import CALLED, Activity
 from sluice.timesheet import TimeSheet
@@ -58,3 +59,20 @@ def test_every_name_that_a_worker_books_is_one_that_the_metric_lists() -> None:
 
     (family,) = TIME_SECONDS.describe()
     assert {*CALLED.values(), "idle"} == set(family.documentation.split(": ")[1].rstrip(".").split(", "))
+
+
+def test_a_worker_that_has_left_a_run_shows_nothing_of_it_but_what_it_has_counted() -> None:
+    from services.rollout import metrics
+
+    metrics.join("run-left", slots=4)
+    metrics.begin_group("run-left")
+    with metrics.waiting("run-left", "generate"):
+        assert REGISTRY.get_sample_value("sluice_rollout_waiting", {"run": "run-left", "wait": "generate"}) == 1
+    metrics.end_group("run-left")
+    assert metrics.time_spent("run-left")["generate"] > 0
+    metrics.leave("run-left")
+    gauges = ("in_flight_groups", "slots", "policy_version")
+    assert [REGISTRY.get_sample_value(f"sluice_rollout_{name}", {"run": "run-left"}) for name in gauges] == [None] * 3
+    assert REGISTRY.get_sample_value("sluice_rollout_waiting", {"run": "run-left", "wait": "generate"}) is None
+    booked = {"run": "run-left", "doing": "generate"}
+    assert (REGISTRY.get_sample_value("sluice_rollout_time_seconds_total", booked) or 0) > 0
