@@ -3,6 +3,7 @@
 from sluice.data.manifest import check_unchanged, manifest_of
 from sluice.data.model_files import check_model, stop_token_ids
 from sluice.data.order import mixed_position, position, seed_of
+from sluice.data.prepared import write_prompts
 from sluice.data.table import PromptRow, PromptTable, TableCounts, load_prompts
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "position",
     "seed_of",
     "stop_token_ids",
+    "write_prompts",
 ]

@@ -71,6 +71,11 @@ class PromptTable:
         token_ids, source, text = self._rows[index]
         return PromptRow(index, tuple(token_ids), text, source.ground_truth, source.data_source, source.extra_info)
 
+    @property
+    def sources(self) -> Iterator[SourceRow]:
+        """The rows behind the prompts, in table order, as their files have them."""
+        return (source for _, source, _ in self._rows)
+
     def draw(self, n: int) -> tuple[int, int]:
         """(epoch, row index) of issue number `n`. Raises: ValueError: `n` is negative."""
         if self._weights is None:
