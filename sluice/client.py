@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -28,6 +29,7 @@ from sluice.views import (
 
 V = TypeVar("V", bound=BaseModel)
 PAGE = 1000
+IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 RECONNECT_SECONDS = 60.0
 """How long an event stream that broke is tried again before it is an error."""
 
@@ -57,7 +59,17 @@ class RunsClient:
         await self._http.aclose()
 
     async def create(self, spec: RunSpec, idempotency_key: str | None = None) -> RunView:
-        """Create a run, or find it again by the key it was created with."""
+        """Create a run, or find it again by the key it was created with.
+
+        Raises:
+            ConfigError: also when the key cannot be sent: it is longer than 200 characters, or has others than the
+                printable ones of ASCII.
+        """
+        if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
+            raise ConfigError(
+                f"--idempotency-key (Idempotency-Key) = {idempotency_key!r:.80}: must have 1 to 200 characters, all of "
+                "them printable ones of ASCII"
+            )
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         headers["Content-Type"] = "application/json"
         return await self._one(RunView, "POST", "/v1/runs", content=spec.canonical_json, headers=headers)

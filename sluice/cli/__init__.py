@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from sluice.errors import ConfigError, SluiceError
+from sluice.secrets import redact
 from sluice.telemetry import configure_logging
 
 
@@ -35,5 +36,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"sluice: {' '.join(message.split())}", file=sys.stderr)
+    print(f"sluice: {redact(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -19,6 +19,7 @@ from sluice.local.run import RunningStack, running_stack
 from sluice.local.stack import StackOptions
 from sluice.local.state import ARTIFACTS
 from sluice.local.supervisor import Change, Notice
+from sluice.secrets import read_secret
 
 RunFile = Annotated[
     Path, typer.Argument(metavar="RUN_FILE", help="A run file: its model is what the engines load.", show_default=False)
@@ -64,7 +65,7 @@ def stack_options(spec: RunSpec, folder: Path, **chosen: object) -> StackOptions
         data=folder / "data",
         model=Path(spec.model.path),
         engine_dtype=spec.model.engine_dtype,
-        token=os.environ.get("SLUICE_API_TOKEN") or None,
+        token=read_secret("SLUICE_API_TOKEN", os.environ),
         **chosen,  # type: ignore[arg-type]  # the callers' keywords are typed options of commands
     )
 
