@@ -27,6 +27,18 @@ CASES = {
         ["run", "configs/tiny.toml", "--set", "name.first=x"],
         "name is a value, not a section",
     ),
+    "a key that cannot be sent": (
+        ["run", "configs/tiny.toml", "--idempotency-key", "two words", "--at", "http://127.0.0.1:1"],
+        "--idempotency-key (Idempotency-Key) = 'two words': must have 1 to 200 characters",
+    ),
+    "an audit at no address": (
+        ["audit", "tiny-0", "--nats-url", "nats:4222"],
+        "--nats-url (SLUICE_NATS_URL)=nats:4222: 'nats:4222' is not of the form nats://HOST:4222",
+    ),
+    "a list that is none": (
+        ["run", "configs/tiny.toml", "--set", "data.train_files=3"],
+        "data.train_files = 3: must be a list",
+    ),
     "an override out of range": (
         ["run", "configs/tiny.toml", "--set", "optim.lr=-1"],
         "optim.lr = -1: must be above 0",
