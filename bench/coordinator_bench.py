@@ -58,15 +58,30 @@ async def measure(arguments: argparse.Namespace) -> Report:
 
 
 READING = (
-    "CPU-µs a group; a ratio of 1 is flat. The mean has the batches in it, which come once in many groups. Figures of "
-    "the process are over windows of 50 groups."
+    "CPU-µs a group; a ratio of 1 is flat. The queue's mean and longest have its batches in them. The process is seen "
+    "in windows of 50 groups; what a batch adds, the prompts that follow it included, is told for each group in it."
 )
 
 
 async def _process(live: int, count: int, folder: Path) -> Mapping[str, Figure]:
+    """Windows without a batch, and what a batch adds; small batches, of which every window has some, are in them."""
+    batch_size = live // (STALENESS + 1)
+    plain: list[float] = []
+    with_batch: list[float] = []
     async with coordination(live, folder) as held:
-        windows = [await held.work(WINDOW) / WINDOW for _ in range(count // WINDOW)]
-        return {**_figures(windows), "batches": float(held.batches)}
+        begun = held.batches
+        for _ in range(count // WINDOW):
+            before = held.batches
+            seconds = await held.work(WINDOW)
+            (with_batch if held.batches > before and batch_size > WINDOW else plain).append(seconds)
+        batches = held.batches - begun
+    usual = percentile(plain, 0.5)
+    added = sum(seconds - usual for seconds in with_batch)
+    return {
+        **_figures([seconds / WINDOW for seconds in plain]),
+        "batches": float(batches),
+        "batch µs": 1e6 * added / max(1, batches * batch_size),
+    }
 
 
 def _figures(seconds: Sequence[float]) -> dict[str, Figure]:

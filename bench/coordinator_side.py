@@ -28,7 +28,10 @@ GROUP_SIZE = 2
 STALENESS = 15
 """So that a batch, a sixteenth of the live groups, is one message of 8 MiB even with 100,000 of them live."""
 HEARTBEAT_SECONDS = 2.0
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
+POLL_SECONDS = 0.005
+WARM_UP, WARM_UP_GROUPS = 3, 10
+"""Rounds of work that are not counted: the process still imports what its first groups need."""
 
 
 class Coordination:
@@ -52,7 +55,9 @@ class Coordination:
         await self._trainer.append(Lineage(1, "bench", 0))
         await self._publish(0)
         await self.beat()
-        await self._until_full()
+        await self._until_settled()
+        for _ in range(WARM_UP):
+            await self.work(WARM_UP_GROUPS)
 
     async def beat(self) -> None:
         """A worker's registration; it runs out when it is not renewed."""
@@ -71,7 +76,7 @@ class Coordination:
                 for n, outcomes in drawn.items()
             )
         )
-        await self._until_full()
+        await self._until_settled()
         return cpu_seconds(self._pid) - begin
 
     async def _hear(self, message: Any) -> None:
@@ -85,8 +90,11 @@ class Coordination:
                 self.batches = k + 1
                 self._news.set()
 
-    async def _until_full(self) -> None:
-        """Until each settled group is refilled. A batch is trained at once, and frees places for as many groups."""
+    async def _until_settled(self) -> None:
+        """Until each settled group is refilled, and every prompt published: none is taken out of PROMPTS here.
+
+        A batch is trained at once, and frees places for as many groups.
+        """
         published = self._trainer_at
         async with asyncio.timeout(WAIT_SECONDS):
             while self._issued < self._settled + (self._trainer_at + STALENESS + 1) * self._batch_size:
@@ -94,6 +102,8 @@ class Coordination:
                 await self._news.wait()
                 if self.batches > published:
                     await self._publish(published := self.batches)
+            while (await self._bus.js.stream_info(subjects.PROMPTS)).state.messages < self._issued:
+                await asyncio.sleep(POLL_SECONDS)
 
     async def _publish(self, number: int) -> None:
         self._trainer_at = number
