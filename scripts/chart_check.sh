@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that can be said about the Helm chart without a cluster: linted, rendered with every set of values,
-# validated against Kubernetes' own schemas, packed, and tested resource by resource.
+# validated against Kubernetes' own schemas, packed, tested resource by resource, and rehearsed: what the pods of the
+# laptop example would run is run here, until its training run is over (a few minutes).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,3 +31,9 @@ done
 quietly "$helm" package "$chart" --destination "$work" >/dev/null
 echo "chart-check: packed, $(du -h --apparent-size "$work"/*.tgz | cut -f1)"
 .venv/bin/python -m pytest tests/deploy/test_chart*.py
+rehearse() { # ARGUMENT...
+    quietly "$helm" template sluice "$chart" --namespace training --values "$chart/examples/laptop.yaml" "$@" |
+        PYTHONPATH=scripts .venv/bin/python -m chart.rehearse
+}
+rehearse
+rehearse --set run.weightsTransport=grpc,trainer.ranksPerNode=2 # torchrun, and weights as a stream

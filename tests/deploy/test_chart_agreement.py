@@ -22,6 +22,7 @@ from services.reward.config import ENVIRONMENT as REWARD
 from services.reward.config import RewardSettings
 from services.rollout.config import ENVIRONMENT as ROLLOUT
 from services.rollout.config import WorkerConfig
+from services.trainer import launch
 from services.trainer.config import ENVIRONMENT as TRAINER
 from services.trainer.config import TrainerSettings
 from sluice.cli.resolve import resolve
@@ -238,8 +239,10 @@ def test_torchrun_understands_its_command_line_and_the_trainer_its_variables(kin
         "LWS_WORKER_INDEX": "3",
         "LWS_LEADER_ADDRESS": f"sluice-trainer-0.sluice-trainer.{NAMESPACE}",
     }
-    read = parse_args([expand(word, variables) for word in made["args"]])  # type: ignore[no-untyped-call]  # torch's own
-    assert (read.nnodes, read.nproc_per_node, read.module, read.training_script) == ("4", "8", True, "services.trainer")
+    assert made["command"] == ["python", "-m", launch.__name__]
+    words = [*(expand(word, variables) for word in made["args"]), "--module", launch.MODULE]
+    read = parse_args(words)  # type: ignore[no-untyped-call]  # torch's own gap
+    assert (read.nnodes, read.nproc_per_node, read.training_script) == ("4", "8", "services.trainer")
     first = {"JobSet": "sluice-trainer-ranks-0-0"}.get(kind, "sluice-trainer-0")
     assert variables["SLUICE_WEIGHTS_ADVERTISE"] == f"{first}.sluice-trainer:50061"
     if kind == "StatefulSet":

@@ -11,7 +11,7 @@ The two controllers start all pods anew themselves, so there the pod's index is 
 {{- if and (eq (int $trainer.nodes) 1) (eq (int $trainer.ranksPerNode) 1) -}}
 command: [python, -m, services.trainer]
 {{- else -}}
-command: [python, -m, torch.distributed.run]
+command: [python, -m, services.trainer.launch]
 args:
   - --nnodes={{ $trainer.nodes }}
   - --nproc-per-node={{ $trainer.ranksPerNode }}
@@ -28,8 +28,6 @@ args:
   - --master-port=29500
   - --max-restarts=0
   {{- end }}
-  - --module
-  - services.trainer
 {{- end }}
 {{- end }}
 
