@@ -41,7 +41,7 @@ logged() { # NAME COMMAND...: run it with its log; what it says of a wrong setti
     local log=$SLUICE_HOME/logs/$1.log code=0
     shift
     "$@" >>"$log" 2>&1 || code=$?
-    ((code != EXIT_CONFIGURATION)) || tail -1 "$log" >"$SLUICE_HOME/refused"
+    ((code != EXIT_CONFIGURATION)) || grep '^sluice-' "$log" | tail -1 >"$SLUICE_HOME/refused"
     return "$code"
 }
 
@@ -54,6 +54,7 @@ keep() { # NAME COMMAND...: run it again whenever it ends, unless it refuses its
 
 stop() { # PROCESS...: end these jobs of the shell and all that they have started
     local process
+    trap '' TERM # a second signal must not cut this short
     for process in "$@"; do kill -- "-$process" 2>/dev/null || true; done
     wait "$@" 2>/dev/null || true
 }
