@@ -49,9 +49,12 @@ class Pace:
     """How long a verifier's checks take, learnt from those that finished; decides batch sizes and patience."""
 
     seconds: float = 0.001
+    longest: float = 0.0
+    """The longest of late: of checks with a long tail the slow ones are no hanging ones."""
 
     def observe(self, seconds: float) -> None:
         self.seconds += 0.1 * (seconds - self.seconds)
+        self.longest = max(seconds, 0.98 * self.longest)
 
     @property
     def chunk(self) -> int:
@@ -60,7 +63,7 @@ class Pace:
 
     def slice(self, limit: float) -> float:
         """Seconds after which an unfinished check no longer may hold back others."""
-        return min(limit, max(MIN_SLICE_SECONDS, 3 * self.seconds))
+        return min(limit, max(MIN_SLICE_SECONDS, 3 * self.seconds, 2 * self.longest))
 
 
 @dataclass(slots=True)

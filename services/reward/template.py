@@ -65,9 +65,11 @@ def _answer(message: dict[str, str], descriptors: list[int], control: socket.soc
 
 
 def _import(module: str) -> str:
-    """Import a verifier's module; returns what is wrong with it, or nothing."""
+    """Import a verifier's module and call its `warm_up`, if it has one; returns what is wrong with it, or nothing."""
     try:
-        importlib.import_module(module)
+        warm_up = getattr(importlib.import_module(module), "warm_up", None)
+        if warm_up is not None:
+            warm_up()
     except Exception as error:  # a library may fail in any way; its verifier then fails, and the others go on
         return f"{module} cannot be imported: {type(error).__name__}: {error}"
     return ""

@@ -5,8 +5,9 @@ The row's `extra_info` holds the entry: `metadata` as the library made it, and `
 found by the rule for all verifiers, and where that finds none it is all that follows the thinking. `score` is the
 library's, from 0 to 1; `acc` is 1 for a full score only.
 
-One scorer is replaced, because it takes every answer for right (`_CORRECTED`). Some scorers evaluate the answer as Python. They get readers that compute the same values and execute nothing; should
-one evaluate text all the same, that is an error and no score.
+One scorer is replaced, because it takes every answer for right (`_CORRECTED`). Some evaluate the answer as Python: they
+get readers that compute the same values and execute nothing. Should one evaluate text all the same, that is an error
+and no score.
 """
 
 from __future__ import annotations

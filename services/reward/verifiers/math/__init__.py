@@ -12,6 +12,21 @@ from services.reward.verifiers.math.structure import Answer, Formula, Matrix, Pa
 from services.reward.verifiers.outcome import NO_ANSWER, Outcome
 from sluice.types import ScoreItem
 
+_WARMING = (
+    *(
+        "34",
+        "0.75",
+        "\\frac{3}{4}",
+        "x^2 + 2x - 8",
+        "(x+4)(x-2)",
+        "2\\sqrt{3} + 1",
+        "\\frac{\\pi}{4}",
+        "e^{3x} - \\ln 2",
+    ),
+    *("(1, 2)", "[0, \\infty)", "\\{1, 2\\}", "y = 2x + 1", "x \\geq 3", "3 + 4i", "\\sin^2 \\theta", "2^{n-1}", "n!"),
+    "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",
+)
+
 
 def verify(item: ScoreItem) -> Outcome:
     """1 when the response's answer equals the ground truth by the policy, else 0.
@@ -26,6 +41,12 @@ def verify(item: ScoreItem) -> Outcome:
         return Outcome(acc=0.0, score=0.0, extracted=NO_ANSWER)
     correct = float(same_answer(truth, read_answer(answer)))
     return Outcome(acc=correct, score=correct, extracted=answer)
+
+
+def warm_up() -> None:
+    """Judge an answer of each kind: the grammar learns as it reads, and what it learns before a fork stays learnt."""
+    for truth, answer in zip(_WARMING, _WARMING[1:] + _WARMING[:1], strict=True):
+        verify(ScoreItem("", "math", "", f"Answer: ${answer}$", truth, "{}", 0))
 
 
 @lru_cache(maxsize=512)

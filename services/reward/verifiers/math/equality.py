@@ -10,6 +10,8 @@ from services.reward.verifiers.math.algebra import constant_of, same_expression
 from services.reward.verifiers.math.number import Number, rounds, same_number
 from services.reward.verifiers.math.structure import NAME, Answer, Formula, Matrix, Parts, Words, read_answer, split
 
+_SET_LIKE = re.compile(r"[<>|]|\\(?:leq|geq|neq|mathbb|cap|setminus|emptyset|in|notin|Re)(?![A-Za-z])")
+
 
 def same_answer(one: Answer, other: Answer) -> bool:
     """Whether two answers are equal. A name before an equals sign counts only when both have one."""
@@ -42,10 +44,17 @@ def _whole(one: Answer, other: Answer) -> bool:
             return all(same_answer(side, answer) for side in sides)
         if sides and answer.name:
             return same_expression(chain.text, f"{answer.name} = {answer.text}")
+        if isinstance(chain.value, Parts) and not isinstance(answer.value, Parts) and not _may_be_a_set(chain, answer):
+            return False
         alone = _only_element(chain)
         if alone is not None and not isinstance(answer.value, Parts):
             return same_answer(alone, answer)
     return _same_formula(one, other)
+
+
+def _may_be_a_set(parts: Answer, other: Answer) -> bool:
+    """Whether algebra could find several parts equal to one thing: a relation or a named set, or a set of one."""
+    return _only_element(parts) is not None or re.search(_SET_LIKE, other.text) is not None
 
 
 def _only_element(answer: Answer) -> Answer | None:
