@@ -293,6 +293,8 @@ def test_a_run_is_submitted_once_and_anew_when_it_changes(tmp_path: Path) -> Non
     name, _, key = submission(render_example("laptop"), tmp_path)
     again = submission(render_example("laptop", "--set=coordinator.replicas=3"), tmp_path)
     assert (again[0], again[2]) == (name, key)
+    upgraded = submission(render_example("laptop", "--set=images.tag=0.2.0"), tmp_path)
+    assert upgraded[0] != name and upgraded[2] == key  # Kubernetes refuses to change a Job
     for change in ("run.key=second", "run.overrides.trainer\\.total_steps=30"):
         other, spec, other_key = submission(render_example("laptop", "--set", change), tmp_path)
         assert other != name and other_key != key
