@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from services.trainer.config import TrainerSettings
+from services.trainer.memory import keep_freed_memory
 from services.trainer.ranks import Ranks
 from services.trainer.zero import join_ranks
 from tests.servers import free_port
@@ -17,6 +18,7 @@ from tests.servers import free_port
 @pytest.fixture(scope="session")
 def one_rank() -> Ranks:
     torch.set_num_threads(1)
+    keep_freed_memory()
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     os.environ.update({**address, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
     return join_ranks(0, 1, on_gpu=False, seconds=60)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner
+from services.trainer.memory import keep_freed_memory
 from services.trainer.packing import PackingLimits
 from services.trainer.ranks import Ranks
 from services.trainer.zero import join_ranks
@@ -95,6 +96,7 @@ def _fork(kind: str, rank: int, count: int, model: Path, out: Path) -> int:
         return pid
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": "0"})
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         found = KINDS[kind](rank, count, model)
         if rank == 0:

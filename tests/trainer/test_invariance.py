@@ -79,7 +79,7 @@ def compare(engine: PlainEngine, outcome: Outcome, expected: list[PlainUpdate]) 
 
 
 # Derandomised: what is tried is the same on every machine. Shrinking would take minutes, and a layout is small anyway.
-@settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(algorithms(), LAYOUTS, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
 def test_every_update_of_a_step_is_the_references_whatever_the_algorithm_and_the_layout(
     tiny_model: Path, algorithm: dict[str, Any], layout: Layout, updates: int, epochs: int

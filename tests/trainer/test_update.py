@@ -84,13 +84,12 @@ def test_at_real_widths_the_gradient_is_the_references_for_every_layout_and_for_
     assert distance(several_ranks.run("wide", 2, one_layer, tmp_path), expected) < SAME
     engine = GradientProbe(spec)
     learner = Learner(engine, one_rank, spec)
-    layouts = [Layout(rows, budget, False, budget) for rows in ("shared", "packed", "padded") for budget in (24, 512)]
+    layouts = [Layout("shared", 24, False, 0), Layout("packed", 24, False, 1), Layout("padded", 512, False, 2)]
     for layout in layouts:
         learner.train(lay_out(batch, rollouts, spec, layout), lambda _: 0.0)  # no weight changes
-        assert distance(engine.gradients[-1], expected) < SAME, layout
     engine.policy.body.activation_checkpointing_enable({"use_reentrant": False})
     learner.train(lay_out(batch, rollouts, spec, layouts[0]), lambda _: 0.0)
-    assert distance(engine.gradients[-1], expected) < SAME
+    assert max(distance(gradient, expected) for gradient in engine.gradients) < SAME
 
 
 @pytest.mark.parametrize("kind", ["k2", "k3"])
