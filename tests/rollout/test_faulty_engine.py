@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client import REGISTRY
 
 from sluice.types import GroupStatus, PolicyVersion
 from tests.rollout.conftest import StartWorker
 from tests.rollout.sglang import Answer, Body, SglangServer, sample, slowly
-from tests.rollout.stage import RewardServer, Stage, eventually
+from tests.rollout.stage import RUN, RewardServer, Stage, eventually
 
 POISON = 17
 
@@ -163,15 +164,23 @@ async def test_tokens_older_than_the_prompt_may_see_are_never_stored(
     assert len(server.bodies("/update_weights_from_disk")) == 2  # in doubt, it loads again
 
 
+def repeated() -> list[float]:
+    """Score calls and deliveries that were made again."""
+    names = ("sluice_rollout_reward_retries_total", "sluice_rollout_redeliveries_total")
+    return [REGISTRY.get_sample_value(name, {"run": RUN}) or 0.0 for name in names]
+
+
 async def test_groups_wait_for_a_reward_service_that_is_away_and_no_outcome_is_made_up(
     stage: Stage, server: SglangServer, start_worker: StartWorker, reward: RewardServer
 ) -> None:
     await stage.open(reward__deadline_seconds=0.5)
     await stage.publish(0)
+    before = repeated()
     stop = await start_worker(server.url, "blind", reward_address="127.0.0.1:9", drain_seconds=0.0)
     await stage.offer(stage.prompt(0))
     await eventually(lambda: len(server.bodies("/generate")) >= 2)
     assert await stage.stored() == {}
+    assert all(now > then for now, then in zip(repeated(), before, strict=True))
     stop.set()
     await asyncio.sleep(0.1)
 

@@ -10,11 +10,13 @@ from sluice.errors import WireError
 from sluice.packed import LogProbs, TokenIds
 from sluice.transport.nats import Bus, StreamLimits
 from sluice.transport.queues import (
+    Delivery,
     PromptQueue,
     Stored,
     fetch_rollouts,
     pending_prompts,
     publish_prompt,
+    queue_depth,
     read_groups,
     store_group,
     store_rollouts,
@@ -53,6 +55,22 @@ async def fetch(bus: Bus, stored: Stored) -> Rollout:
 
 def group(n: int, attempt: str) -> Group:
     return Group("run", n, attempt, GroupStatus.FAILED, (), "worker", "engine", 0, 1.0, 0.1)
+
+
+async def test_the_depth_of_the_queue_counts_what_waits_and_what_is_in_workers_hands(bus: Bus) -> None:
+    assert await queue_depth(bus, "run") == (0, 0)
+    for n in range(3):
+        await publish_prompt(bus, prompt(n))
+    worker = await PromptQueue.join(bus, "run")
+    assert await queue_depth(bus, "run") == (3, 0)
+    (delivery,) = await worker.pull(1)
+    assert not delivery.redelivered
+    assert await queue_depth(bus, "run") == (2, 1)
+    await delivery.hand_back()
+    later: list[Delivery] = []
+    while len(later) < 3:
+        later += await worker.pull(3)
+    assert [delivery.prompt for delivery in later if delivery.redelivered] == [prompt(0)]
 
 
 async def test_a_prompt_goes_to_one_worker_and_is_gone_when_acked(bus: Bus) -> None:
