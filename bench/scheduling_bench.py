@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROOT, Figure, Measured, Report, figures_of, run_benchmark
-from bench.simulated.experiment import simulated_stack
+from bench.simulated.experiment import Facts, simulated_stack
 from bench.simulated.model import play
 from bench.simulated.stack import Simulation
 from sluice.config import RunSpec, load_run_spec, parse_run_spec
@@ -80,24 +80,30 @@ READING = (
 async def _measure(
     chosen: argparse.Namespace, simulation: Simulation, specs: Mapping[str, RunSpec]
 ) -> dict[str, list[Measured]]:
+    """Each run once a round; the same run under two names is not run twice."""
     folder: Path = chosen.output / "scheduling-stack"
     found: dict[str, list[Measured]] = {name: [] for name in specs}
     async with simulated_stack(simulation, MODEL, folder) as stack:
         for _ in range(chosen.rounds):
+            measured: dict[str, Measured] = {}
             for name, spec in specs.items():
-                facts, model = await stack.run(spec, RUN_SECONDS), play(spec, simulation)
-                found[name].append(
-                    {
-                        "seconds": facts.seconds,
-                        "model": model.seconds,
-                        "model / measured": model.seconds / facts.seconds,
-                        "groups": facts.groups,
-                        "tokens": facts.tokens,
-                        "wasted tokens": facts.wasted_tokens,
-                        "staleness": facts.staleness_max,
-                    }
-                )
+                if spec.config_hash not in measured:
+                    facts = await stack.run(spec, RUN_SECONDS)
+                    measured[spec.config_hash] = _figures(facts, play(spec, simulation).seconds)
+                found[name].append(measured[spec.config_hash])
     return found
+
+
+def _figures(facts: Facts, model_seconds: float) -> Measured:
+    return {
+        "seconds": facts.seconds,
+        "model": model_seconds,
+        "model / measured": model_seconds / facts.seconds,
+        "groups": facts.groups,
+        "tokens": facts.tokens,
+        "wasted tokens": facts.wasted_tokens,
+        "staleness": facts.staleness_max,
+    }
 
 
 def _simulation(chosen: argparse.Namespace, keep_rate: float, concurrency: int) -> Simulation:
