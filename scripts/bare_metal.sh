@@ -2,5 +2,4 @@
 # docs/bare-metal.md, executed on this machine: its commands, and a Slurm job with stand-ins for srun and scontrol.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-.venv/bin/shellcheck -x deploy/slurm/*.sh deploy/slurm/*.sbatch deploy/slurm/*.env tests/deploy/slurm/*
 exec .venv/bin/python -m pytest tests/deploy/walk_bare_metal.py "$@"

@@ -8,4 +8,5 @@ MYPYPATH=scripts .venv/bin/mypy --strict --no-error-summary sluice services test
 scripts/proto.sh --check
 .venv/bin/python scripts/dashboards.py --check
 scripts/compose/lint.sh
-echo "check: format, lint, types, stubs, dashboards and compose files are clean"
+.venv/bin/shellcheck --external-sources deploy/slurm/* tests/deploy/slurm/* scripts/bare_metal.sh
+echo "check: format, lint, types, stubs, dashboards, compose files and Slurm scripts are clean"
