@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 import subprocess
 from pathlib import Path
@@ -25,10 +24,9 @@ from services.rollout.config import WorkerConfig
 from services.trainer import launch
 from services.trainer.config import ENVIRONMENT as TRAINER
 from services.trainer.config import TrainerSettings
-from sluice.cli.resolve import resolve
-from sluice.config import RunSpec
+from sluice.local.stack import TORCH_ENVIRONMENT
 from tests.deploy import compose_file
-from tests.deploy.charts import EXAMPLES, NAMESPACE, Rendered, Resource, command_line, expand, render, render_example
+from tests.deploy.charts import NAMESPACE, Rendered, Resource, command_line, expand, render, render_example
 
 KNOWN = {
     "coordinator": set(COORDINATOR.values()),
@@ -94,6 +92,27 @@ def test_compose_and_chart_give_a_service_the_same_variables(service: str) -> No
     for name in ("SLUICE_REWARD_BIND", "SLUICE_WEIGHTS_BIND"):
         if name in ours:
             assert given[name] == compose_file.environment(COMPOSE[service])[name], name
+
+
+def test_compose_and_chart_have_the_same_services_and_folders() -> None:
+    rendered = render_example("laptop")
+    assert COMPOSE.keys() == compose_file.SERVICES.keys()
+    for service, name in COMPOSE.items():
+        mounted = [mount["mountPath"] for mount in container(rendered, service)["volumeMounts"]]
+        theirs = [path for path in compose_file.volumes(name) if path.startswith(("/data", "/cache"))]
+        assert all(any(Path(path).is_relative_to(ours) for ours in mounted) for path in theirs), service
+
+
+def test_brokers_and_torch_are_set_as_on_one_machine() -> None:
+    rendered = render_example("laptop")
+    ours = rendered.get("ConfigMap", "sluice-nats")["data"]["nats.conf"]
+    theirs = (compose_file.ROOT / "deploy" / "compose" / "nats.conf").read_text(encoding="utf-8")
+    for limit in ("max_payload", "max_memory_store"):
+        assert re.findall(rf"{limit}: (\d+)", ours) == re.findall(rf"{limit}: (\d+)", theirs) != []
+    for service in ("engine", "trainer"):
+        assert rendered.environment(container(rendered, service)).items() >= TORCH_ENVIRONMENT.items()
+    gpu = render()
+    assert not TORCH_ENVIRONMENT.keys() & gpu.environment(container(gpu, "trainer")).keys()
 
 
 def test_compose_and_chart_use_the_same_images() -> None:
@@ -257,46 +276,3 @@ def test_torchrun_understands_its_command_line_and_the_trainer_its_variables(kin
 
 def test_a_trainer_of_one_rank_is_started_without_torchrun_and_keeps_its_exit_codes() -> None:
     assert command_line(container(render_example("laptop"), "trainer")) == ["python", "-m", "services.trainer"]
-
-
-def submission(rendered: Rendered, folder: Path) -> tuple[str, RunSpec, str]:
-    """(name of the Job, the run as the command line would submit it, its idempotency key)."""
-    (job,) = (
-        job for job in rendered.of_kind("Job") if job["metadata"]["labels"]["app.kubernetes.io/component"] == "run"
-    )
-    made = job["spec"]["template"]["spec"]["containers"][0]
-    (config,) = (c for c in rendered.of_kind("ConfigMap") if "run.toml" in c["data"])
-    (folder / "run.toml").write_text(config["data"]["run.toml"])
-    words = dict(word.split("=", 1) for word in made["args"] if word.startswith("--idem"))
-    overrides = [word.removeprefix("--set=") for word in made["args"] if word.startswith("--set=")]
-    return job["metadata"]["name"], resolve(folder / "run.toml", overrides), words["--idempotency-key"]
-
-
-@pytest.mark.parametrize("example", [path.stem for path in EXAMPLES])
-def test_the_run_of_an_example_is_valid_and_finds_its_model_and_data(example: str, tmp_path: Path) -> None:
-    rendered = render_example(example)
-    _, spec, key = submission(rendered, tmp_path)
-    engine = container(rendered, "engine")
-    assert spec.model.path in shlex.join([*command_line(engine), *rendered.environment(engine).values()])
-    assert spec.weights.transport == "shared"
-    made = {f"/assets/{word}" for pod in rendered.pods() if pod[0] == "prepare" for word in prepared(pod[1])}
-    assert all(any(path.startswith(place) for place in made) for path in (spec.model.path, *spec.data.train_files))
-    assert re.fullmatch(r"[\x21-\x7e]{1,200}", key)  # what the API takes
-
-
-def prepared(pod: Resource) -> set[str]:
-    markers = [entry["value"] for c in pod["spec"]["initContainers"] for entry in c["env"] if entry["name"] == "MARKER"]
-    return {re.sub(r"-[0-9a-f]{10}$", "", marker.rpartition("/")[2]) for marker in markers}
-
-
-def test_a_run_is_submitted_once_and_anew_when_it_changes(tmp_path: Path) -> None:
-    name, _, key = submission(render_example("laptop"), tmp_path)
-    again = submission(render_example("laptop", "--set=coordinator.replicas=3"), tmp_path)
-    assert (again[0], again[2]) == (name, key)
-    upgraded = submission(render_example("laptop", "--set=images.tag=0.2.0"), tmp_path)
-    assert upgraded[0] != name and upgraded[2] == key  # Kubernetes refuses to change a Job
-    for change in ("run.key=second", "run.overrides.trainer\\.total_steps=30"):
-        other, spec, other_key = submission(render_example("laptop", "--set", change), tmp_path)
-        assert other != name and other_key != key
-        assert spec.trainer.total_steps == (30 if "steps" in change else 20)
-    assert not any("run.toml" in c["data"] for c in render().of_kind("ConfigMap"))

@@ -50,8 +50,8 @@ env:
     "ENGINE_PORT" "30000"
     "ENGINE_DTYPE" .Values.run.engineDtype
     "ENGINE_THREADS" $engine.threads
-    "OMP_NUM_THREADS" $engine.threads
   }}
+  {{- $env = merge $env (include "sluice.cpuEnv" $engine.threads | fromYaml) }}
   {{- include "sluice.env" (list . $env $engine.env) | trim | nindent 2 }}
 {{ include "sluice.containerRules" . }}
 resources: {{- toYaml $engine.resources | nindent 2 }}

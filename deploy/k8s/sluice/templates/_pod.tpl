@@ -70,6 +70,14 @@ securityContext:
 {{- end }}
 {{- end }}
 
+{{/* For torch on a CPU, as YAML: one thread a core that it has, and large tensors stay with the process. */}}
+{{- define "sluice.cpuEnv" -}}
+OMP_NUM_THREADS: {{ . | quote }}
+MALLOC_MMAP_MAX_: "0"
+MALLOC_TRIM_THRESHOLD_: "1000000000000"
+MALLOC_TOP_PAD_: "268435456"
+{{- end }}
+
 {{- define "sluice.natsEnv" -}}
 {{- if .Values.nats.enabled }}
 - name: NATS_PASSWORD

@@ -51,8 +51,10 @@ args:
   "SLUICE_METRICS_HOST" "0.0.0.0"
   "SLUICE_METRICS_PORT" "9103"
   "SLUICE_LOG_LEVEL" $trainer.logLevel
-  "OMP_NUM_THREADS" $trainer.threads
 -}}
+{{- if eq $trainer.device "cpu" }}
+{{- $env = merge $env (include "sluice.cpuEnv" $trainer.threads | fromYaml) }}
+{{- end }}
 {{- if eq $trainer.kind "StatefulSet" }}
 {{- /* torchrun's agents would hand restarted ranks the store of the ranks before them, with addresses of the dead. */}}
 {{- $_ := set $env "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "1" }}
