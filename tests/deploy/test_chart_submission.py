@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.coordinator.rules import rollouts_room
 from sluice.cli.resolve import resolve
 from sluice.config import RunSpec
 from tests.deploy.charts import EXAMPLES, Rendered, Resource, command_line, render, render_example
@@ -36,6 +37,8 @@ def test_the_run_of_an_example_is_valid_and_finds_its_model_and_data(example: st
     made = {f"/assets/{word}" for pod in rendered.pods() if pod[0] == "prepare" for word in prepared(pod[1])}
     assert all(any(path.startswith(place) for place in made) for path in (spec.model.path, *spec.data.train_files))
     assert re.fullmatch(r"[\x21-\x7e]{1,200}", key)  # what the API takes
+    room = rendered.environment(rendered.container("coordinator"))["SLUICE_ROLLOUTS_BYTES"]
+    assert rollouts_room(spec) <= int(room)
 
 
 def prepared(pod: Resource) -> set[str]:
