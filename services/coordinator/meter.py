@@ -97,7 +97,7 @@ class Meter:
 
 
 def _growth(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    return {doing: seconds - before.get(doing, 0.0) for doing, seconds in after.items()}
+    return {doing: max(seconds - before.get(doing, 0.0), 0.0) for doing, seconds in after.items()}
 
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

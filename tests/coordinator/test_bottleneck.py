@@ -239,3 +239,23 @@ def test_a_restart_a_newcomer_and_a_leaver_change_only_whose_time_is_measured() 
     crew.meter.mark()
     shares = crew.shares()
     assert (shares.trainer_trains, shares.rollouts_generate, shares.rollouts_idle) == (1.0, 1.0, 0.0)
+
+
+TOLD = st.dictionaries(st.sampled_from(["wait", "train", "generate", "idle", "reward"]), st.floats(0.0, 1e6))
+
+
+@given(st.lists(st.tuples(TOLD, TOLD, st.booleans()), min_size=2, max_size=20))
+def test_whatever_is_told_every_share_lies_between_nothing_and_all(
+    beats: list[tuple[dict[str, float], dict[str, float], bool]],
+) -> None:
+    crew = Crew()
+    crew.meter.mark()
+    for trainer, worker, running in beats:
+        crew.clock.now += MARK_SECONDS
+        crew.trainer, crew.workers = TrainerBeat("t", trainer), {"w": worker}
+        crew.beat(running)
+        crew.meter.mark()
+    window = crew.meter.window()
+    if window is not None:
+        assert all(0.0 <= share <= 1.0 for share in window[0].shares().values())
+        assert describe(*window).part in set(Part)
