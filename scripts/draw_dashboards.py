@@ -23,8 +23,7 @@ from sluice.local.ports import LOOPBACK
 from sluice.local.state import StackState, find_stack
 
 CAPTION = (
-    "{run}; seconds since it began. Drawn by matplotlib from the dashboard's own queries, asked of a Prometheus that "
-    "scraped the run; not a screenshot of Grafana"
+    "{run}; seconds since it began. Drawn by matplotlib from the dashboard's own queries; not a screenshot of Grafana"
 )
 RUNNING = 'max_over_time(sluice_run_state{state="running"}[10s]) == 1'
 """On a busy machine a scrape may come late while the run goes on."""
@@ -54,7 +53,7 @@ def watch(prometheus: Prometheus, seconds: float) -> Stretch:
         if running and began is None:
             began = time.time()
         if began is not None and not running:
-            return Stretch(began, time.time() - RUNNING_SECONDS, step=1.0)
+            return Stretch(began, time.time() - RUNNING_SECONDS, step=2.0)
         time.sleep(0.5)
     raise TimeoutError(f"no run began and ended within --seconds {seconds:g}")
 
@@ -64,6 +63,7 @@ def main() -> int:
     parser.add_argument("--stack", default="demo", help="name of the running stack")
     parser.add_argument("--label", default="make demo", help="what the run is called under the pictures")
     parser.add_argument("--seconds", type=float, default=1800.0, help="longest time to wait for the run")
+    parser.add_argument("--window", default="30s", help="over how long panels average what happens once a step")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     arguments = parser.parse_args()
     stack = find_stack(arguments.stack)
@@ -72,7 +72,7 @@ def main() -> int:
         Prometheus(Path(folder), targets(stack), scrape_seconds=1.0) as prometheus,
     ):
         stretch = watch(prometheus, arguments.seconds)
-        picture = Picture(prometheus, Variables(run=".+", rate_interval="5s", window="15s"), stretch)
+        picture = Picture(prometheus, Variables(run=".+", rate_interval="15s", window=arguments.window), stretch)
         for dashboard in dashboards():
             file = arguments.out / f"dashboard-{dashboard.uid.removeprefix('sluice-')}.png"
             picture.draw(dashboard, CAPTION.format(run=arguments.label), file)

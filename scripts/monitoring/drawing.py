@@ -19,8 +19,9 @@ GAP = 0.35
 MOST_IN_LEGEND = 12
 LETTERS_A_LINE = 72
 """Of the text panel's second column."""
-SHORT_TITLES = {"percentunit": "%", "s": "s", "bytes": "MiB", "Bps": "MiB/s"}
-SCALES = {"percentunit": 100.0, "bytes": 1 / (1 << 20), "Bps": 1 / (1 << 20)}
+UNITS = {"percentunit": ("%", 100.0), "s": ("s", 1.0), "bytes": ("MiB", 2.0**-20), "Bps": ("MiB/s", 2.0**-20)}
+"""How Grafana's units are shown here, and by what values are multiplied for it."""
+NO_UNIT = ("", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,13 @@ class Picture:
             "state-timeline": self._states,
             "text": self._text,
         }
-        unit = SHORT_TITLES.get(panel.unit)
+        unit, _ = UNITS.get(panel.unit, NO_UNIT)
         axis.set_title(panel.title + (f", {unit}" if unit else ""), fontsize=9, loc="left")
         axis.tick_params(labelsize=7)
         painters[panel.kind](axis, panel)
 
     def _lines(self, panel: PanelOnFile) -> list[Line]:
-        scale = SCALES.get(panel.unit, 1.0)
+        _, scale = UNITS.get(panel.unit, NO_UNIT)
         found = []
         for query in panel.queries:
             expr = self._variables.fill(query.expr)
@@ -100,19 +101,12 @@ class Picture:
 
     def _timeseries(self, axis: Any, panel: PanelOnFile) -> None:
         lines = self._lines(panel)
-        if panel.stacked:
-            _stack(axis, lines, self._stretch)
-        for line in lines if not panel.stacked else []:
-            axis.plot(
-                line.seconds, line.values, label=line.name, linewidth=1.2, marker="." if len(line.values) < 3 else ""
-            )
+        draw = _stack if panel.stacked else _plot
+        draw(axis, lines)
         if panel.limit is not None:
-            axis.axhline(panel.limit * SCALES.get(panel.unit, 1.0), color="red", linestyle="--", linewidth=0.8)
+            _, scale = UNITS.get(panel.unit, NO_UNIT)
+            axis.axhline(panel.limit * scale, color="red", linestyle="--", linewidth=0.8)
         axis.set_xlim(0, self._stretch.end - self._stretch.start)
-        values = [v for line in lines for v in line.values if math.isfinite(v)]
-        if not panel.stacked:
-            top = 1.15 * max([*values, 0.0]) or 1.0
-            axis.set_ylim(min([-0.03 * top, *values]), top)  # a line at 0 is seen above the frame
         axis.grid(alpha=0.3)
         if lines:
             axis.legend(*(part[:MOST_IN_LEGEND] for part in axis.get_legend_handles_labels()), fontsize=6, loc="best")
@@ -137,15 +131,13 @@ class Picture:
         newest = max((line.seconds[-1] for line in lines), default=0.0)
         texts = [line.name if names_only else f"{line.values[-1]:.4g}" for line in lines if line.seconds[-1] == newest]
         longest = max(map(len, texts), default=20)
-        _say(axis, "\n".join(texts) or "no data in this run", size=min(16, 11 * panel.box[2] / longest * 3))
+        _say(axis, "\n".join(texts) or "no data in this run", size=min(16, 60 * panel.box[2] / longest))
 
     def _states(self, axis: Any, panel: PanelOnFile) -> None:
         lines = self._lines(panel)
         for i, line in enumerate(lines):
-            spans = [
-                (second, self._stretch.step) for second, value in zip(line.seconds, line.values, strict=True) if value
-            ]
-            axis.broken_barh(spans, (i - 0.4, 0.8), color=f"C{i}")
+            on = [second for second, value in zip(line.seconds, line.values, strict=True) if value]
+            axis.broken_barh([(second, self._stretch.step) for second in on], (i - 0.4, 0.8), color=f"C{i}")
         axis.set_yticks(range(len(lines)), [line.name for line in lines], fontsize=7)
         axis.set_xlim(0, self._stretch.end - self._stretch.start)
 
@@ -167,7 +159,16 @@ def _without_run(lines: list[Line]) -> list[Line]:
     return [Line(line.name.partition(" · ")[0], line.seconds, line.values) for line in lines]
 
 
-def _stack(axis: Any, lines: list[Line], stretch: Stretch) -> None:
+def _plot(axis: Any, lines: list[Line]) -> None:
+    for line in lines:
+        marker = "." if len(line.values) < 3 else ""  # a line of one point would not be seen
+        axis.plot(line.seconds, line.values, label=line.name, linewidth=1.2, marker=marker)
+    values = [value for line in lines for value in line.values if math.isfinite(value)]
+    top = 1.15 * max([*values, 0.0]) or 1.0
+    axis.set_ylim(min([-0.03 * top, *values]), top)  # a line at 0 is seen above the frame
+
+
+def _stack(axis: Any, lines: list[Line]) -> None:
     """Areas on top of one another; a series counts as 0 where it has no value."""
     times = sorted({second for line in lines for second in line.seconds})
     known = [dict(zip(line.seconds, line.values, strict=True)) for line in lines]
