@@ -131,7 +131,11 @@ def _parser() -> argparse.ArgumentParser:
     what = verify.add_mutually_exclusive_group(required=True)
     what.add_argument("--verifier", help="name of a verifier, or a weighted sum such as math+0.2*style")
     what.add_argument("--compare", nargs=2, metavar=("A", "B"), help="report how far two verifiers agree")
-    what.add_argument("--check-truths", metavar="NAME", help="only say which ground truths that verifier cannot use")
+    what.add_argument(
+        "--check-truths",
+        metavar="NAME",
+        help="only say which ground truths that verifier cannot use; by-data-source: the one of each row",
+    )
     verify.add_argument("--out", type=Path, default=None, help="where the lines go (default: standard output)")
     return parser
 

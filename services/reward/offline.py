@@ -17,12 +17,14 @@ from services.reward.agreement import is_right, outcome
 from services.reward.config import RewardSettings
 from services.reward.mixture import Mixture, combine, parse_mixture
 from services.reward.pool import Pool
+from services.reward.routing import Routes
 from services.reward.rows import Columns, Row, read_rows
 from services.reward.verifiers.outcome import NO_ANSWER
 from services.reward.verifiers.registry import CHECK
 from sluice.errors import ConfigError
 from sluice.types import ScoreItem, Verdict, VerdictKind
 
+BY_DATA_SOURCE = "by-data-source"
 STRETCH = 1_000
 """Rows judged together: enough to keep every worker busy, few enough to hold in memory."""
 
@@ -81,27 +83,50 @@ async def score_file(path: Path, verifier: str, out: Path | None, settings: Rewa
 async def check_file(path: Path, verifier: str, out: Path | None, settings: RewardSettings) -> int:
     """Say which rows' ground truths `verifier` cannot judge by; `response` may be missing. Returns 1 if there are any.
 
+    BY_DATA_SOURCE asks the verifier that each row's `data_source` leads to.
+
     A line goes to `out` for each such row only: `row`, `ground_truth`, `message`.
 
     Raises:
         ConfigError: as `score_file`.
     """
-    async with _desk(path, out, settings, {"--check-truths": verifier}) as (desk, (mixture,)):
-        checks = tuple(type(part)(CHECK + part.verifier) for part in mixture)
+    asked = {} if verifier == BY_DATA_SOURCE else {"--check-truths": verifier}
+    async with _desk(path, out, settings, asked) as (desk, mixtures):
+        routes = Routes(desk.pool.labels, settings.routes)
         rows = read_rows(desk.source, Columns(verifier, response=False))
         bad = 0
         while stretch := list(islice(rows, STRETCH)):
             bad += _complain(stretch)
-            verdicts = await desk.judge(checks, stretch)
+            items = [(number, row) for number, row in stretch if isinstance(row, ScoreItem)]
+            found = [mixtures[0] if mixtures else routes.find(row.data_source) for _, row in items]
+            faults = await _faults(desk.pool, [row for _, row in items], found)
             refused = [
-                {"row": number, "ground_truth": row.ground_truth, "message": verdict.message}
-                for (number, row), verdict in zip(stretch, verdicts, strict=True)
-                if isinstance(row, ScoreItem) and verdict.kind is not VerdictKind.SCORED
+                {"row": number, "ground_truth": row.ground_truth, "message": fault}
+                for (number, row), fault in zip(items, faults, strict=True)
+                if fault
             ]
             bad += len(refused)
             if not desk.write(refused):
                 break
         return 1 if bad else 0
+
+
+async def _faults(pool: Pool, items: Sequence[ScoreItem], mixtures: Sequence[Mixture | None]) -> list[str]:
+    """What is wrong with each item's ground truth, for any verifier of its sum; empty when nothing is."""
+    pairs = list(zip(items, mixtures, strict=True))
+    asked = [(CHECK + part.verifier, item) for item, mixture in pairs for part in mixture or ()]
+    answers = iter(await pool.score(asked))
+    faults = []
+    for item, mixture in pairs:
+        messages = [_plain(next(answers).message) for _ in mixture or ()]
+        unknown = f"no verifier for data source {item.data_source!r} (SLUICE_REWARD_ROUTES)" if mixture is None else ""
+        faults.append(unknown or next((message for message in messages if message), ""))
+    return faults
+
+
+def _plain(message: str) -> str:
+    """What a check of a ground truth says, without how it was said."""
+    return message.partition(" raised ValueError: ")[2] or message
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from sluice.cli.resolve import resolve
 from sluice.cli.submit import Overrides, RunFile
+from sluice.cli.truths import refuse_unusable_truths
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 
@@ -26,6 +27,7 @@ QUANTILES = (0.5, 0.9, 0.99, 1.0)
 Rows = Annotated[int, typer.Option("--rows", min=1, help="How many prompts, in the order in which they are issued.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for prompts.parquet and manifest.json.", show_default=False)]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the lengths into this PNG file too.")]
+AnyTruth = Annotated[bool, typer.Option("--any-truth", help="Do not ask the verifiers about the ground truths.")]
 
 app = typer.Typer(help="Look at training data, count it, and prepare it once for many runs.", no_args_is_help=True)
 
@@ -67,7 +69,7 @@ def stats(file: RunFile, overrides: Overrides = [], plot: Plot = None) -> None: 
 
 
 @app.command()
-def prepare(file: RunFile, out: Out, overrides: Overrides = []) -> None:  # noqa: B006  # typer reads the default
+def prepare(file: RunFile, out: Out, overrides: Overrides = [], any_truth: AnyTruth = False) -> None:  # noqa: B006  # typer reads the default
     """Read, check, map, de-duplicate and cut once: a parquet file in the DAPO-Math-17k schema, and its manifest.
 
     A run then names that file alone, with the same model and prompt_format, and issues the same prompts.
@@ -76,6 +78,8 @@ def prepare(file: RunFile, out: Out, overrides: Overrides = []) -> None:  # noqa
 
     spec = resolve(file, overrides)
     table = _load(spec)
+    if not any_truth:
+        refuse_unusable_truths(table)
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_prompts(table, out / "prompts.parquet")
