@@ -81,7 +81,8 @@ class Bus:
 
         async def on_error(error: Exception) -> None:
             """Each failed try to reconnect ends up here; `on_lost` has said all there is to say about those."""
-            faults.append(str(error))
+            if str(error) not in faults:
+                faults.append(str(error))
             if client.is_connected:
                 log.warning("nats_error", error=str(error), url=redact(url))
 
@@ -93,7 +94,7 @@ class Bus:
             log.info("nats_back", url=redact(url))
 
         client, seconds = Client(), min(CONNECT_SECONDS, deadline_seconds)
-        faults: deque[str] = deque(maxlen=1)
+        faults: deque[str] = deque(maxlen=3)
         try:
             async with asyncio.timeout(seconds):
                 await client.connect(
@@ -114,7 +115,7 @@ class Bus:
             await client.close()
             raise ConfigError(
                 f"SLUICE_NATS_URL={redact(url)}: no NATS server answers within {seconds:g} s "
-                f"({str(error) or ''.join(faults) or 'connection refused'}); start one, or change the address"
+                f"({str(error) or '; '.join(faults) or 'connection refused'}); start one, or change the address"
             ) from None
         if not _may_have_jetstream(client):
             await client.close()
