@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.config import RunSpec, load_run_spec, parse_run_spec
+from sluice.config.load import UNSET
 from sluice.errors import ConfigError
 
 
@@ -32,7 +33,7 @@ def resolve(file: Path, overrides: Sequence[str]) -> RunSpec:
 
 
 def to_toml(spec: RunSpec) -> str:
-    """The spec as a run file with every field; fields that are unset stand there as comments."""
+    """The spec as a run file with every field; fields that are unset say so."""
     fields = spec.model_dump(mode="json")
     lines = list(_pairs({k: v for k, v in fields.items() if not isinstance(v, dict)}))
     for section, values in fields.items():
@@ -81,7 +82,7 @@ def _put(fields: dict[str, Any], path: str, value: Any) -> None:
 
 def _value(text: str) -> Any:
     """A TOML value; a word that is none is a string, so that a shell need not quote twice."""
-    if text in ("none", "unset"):
+    if text in ("none", UNSET):
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -91,11 +92,13 @@ def _value(text: str) -> Any:
 
 def _pairs(values: dict[str, Any]) -> Iterator[str]:
     for key, value in values.items():
-        # JSON's strings, numbers, booleans and lists are TOML's too.
-        yield f"# {key} is unset" if value is None else f"{key} = {_toml(value)}"
+        yield f"{key} = {_toml(value)}"
 
 
 def _toml(value: Any) -> str:
+    """JSON's strings, numbers, booleans and lists are TOML's too; an unset field is said to be so."""
+    if value is None:
+        return json.dumps(UNSET)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

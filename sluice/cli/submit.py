@@ -9,9 +9,11 @@ import typer
 from rich.console import Console
 
 from sluice.cli.connection import At, connect, wait_for
+from sluice.cli.estimate import Architecture, estimate
 from sluice.cli.resolve import arithmetic, resolve, to_toml
 from sluice.cli.watch import follow_to_end
 from sluice.config import RunSpec
+from sluice.data.locate import HUB
 from sluice.errors import ConfigError
 from sluice.local.run import check_model
 
@@ -24,16 +26,23 @@ Overrides = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the resolved run file and its arithmetic; submit nothing.")
 ]
+Gpus = Annotated[int, typer.Option("--gpus", min=1, help="Dry run: GPUs of the trainer, for the estimate of memory.")]
+ArchitectureFile = Annotated[
+    Path | None,
+    typer.Option("--architecture", help="Dry run: config.json of the model; default: that in model.path, if here."),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the run's id and return, instead of watching it.")]
 Key = Annotated[
     str | None, typer.Option("--idempotency-key", help="Submitting again with the same key creates no second run.")
 ]
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917  # an option each: typer reads the signature
     file: RunFile,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nobody changes it
     dry_run: DryRun = False,
+    gpus: Gpus = 8,
+    architecture: ArchitectureFile = None,
     detach: Detach = False,
     idempotency_key: Key = None,
     at: At = None,
@@ -41,7 +50,7 @@ def run(
     """Submit a run and watch it. Leaving (Ctrl-C) does not stop the run."""
     spec = resolve(file, overrides)
     if dry_run:
-        show(spec)
+        show(spec, gpus, architecture)
     else:
         raise typer.Exit(wait_for(submit(spec, at, idempotency_key, detach)))
 
@@ -56,19 +65,29 @@ async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool) -
         return await follow_to_end(client, run.id, spec.trainer.total_steps)
 
 
-def show(spec: RunSpec) -> None:
+def show(spec: RunSpec, gpus: int, architecture: Path | None) -> None:
     """The dry run: on standard output a run file that gives exactly this spec, on standard error what it means."""
     print(to_toml(spec), end="")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for what, how_much in arithmetic(spec):
+    for what, how_much in arithmetic(spec) + _demands(spec, gpus, architecture):
         console.print(f"[bold]{what:>22}[/]  {how_much}")
     for note in _missing(spec):
         console.print(f"[yellow]{'not here yet':>22}[/]  {note}")
 
 
+def _demands(spec: RunSpec, gpus: int, architecture: Path | None) -> list[tuple[str, str]]:
+    """Memory and traffic, as far as the model's architecture is known here."""
+    file = architecture or Path(spec.model.path) / "config.json"
+    if architecture is None and not file.is_file():
+        return [("memory and traffic", "unknown without the model; name its config.json with --architecture")]
+    return estimate(spec, Architecture.read(file), gpus)
+
+
 def _missing(spec: RunSpec) -> list[str]:
     """Files that the spec names and this folder lacks: a fault when the run starts, not in a dry run."""
-    notes = [f"data.train_files: {file}" for file in spec.data.train_files if not Path(file).is_file()]
+    notes = [f"data.train_files: {file}" for file in spec.data.train_files if not Path(file).exists()]
+    if spec.model.path.startswith(HUB):
+        return [*notes, f"model.path: {spec.model.path}"]
     try:
         check_model(Path(spec.model.path))
     except ConfigError as error:

@@ -12,6 +12,10 @@ from sluice.config.run import RunSpec
 from sluice.errors import ConfigError
 from sluice.faults import in_plain_words
 
+UNSET = "unset"
+EXTENDS = "extends"
+"""Key of a run file that names another one: what is not said here is as it is there."""
+
 
 def parse_run_spec(fields: dict[str, Any]) -> RunSpec:
     """Validate a run given as nested tables.
@@ -26,18 +30,51 @@ def parse_run_spec(fields: dict[str, Any]) -> RunSpec:
 
 
 def load_run_spec(path: Path) -> RunSpec:
-    """Read a run file. Relative paths in it are relative to the working folder.
+    """Read a run file. Relative paths in it are relative to the working folder, but that of `extends` to the file.
 
     Raises:
-        ConfigError: the file is missing, is not TOML, or a field is wrong.
+        ConfigError: the file is missing, is not TOML, extends itself, or a field is wrong.
     """
+    return parse_run_spec(_with_unset(_fields(path, ())))
+
+
+def _fields(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+    """The tables of a run file, over those of the file that it extends."""
+    if path.resolve() in extended_by:
+        raise ConfigError(f"run file {path} extends itself, through {' and '.join(map(str, extended_by))}")
+    fields = _read(path)
+    base = fields.pop(EXTENDS, None)
+    if base is None:
+        return fields
+    if not isinstance(base, str):
+        raise ConfigError(f"run file {path}: {EXTENDS} = {base!r} must be the path of another run file")
+    return _over(_fields(path.parent / base, (*extended_by, path.resolve())), fields)
+
+
+def _over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Sections are merged field by field; everything else replaces what was there."""
+    merged = dict(base)
+    for key, value in fields.items():
+        below = base.get(key)
+        merged[key] = _over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _with_unset(fields: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: the text "unset" stands for it."""
+    return {
+        key: _with_unset(value) if isinstance(value, dict) else (None if value == UNSET else value)
+        for key, value in fields.items()
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"run file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"run file {path} is not TOML: {error}") from None
-    return parse_run_spec(fields)
 
 
 def _fault(error: Any) -> str:

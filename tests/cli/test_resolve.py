@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from sluice.cli import main
+from sluice.cli.estimate import Architecture
 from sluice.cli.resolve import arithmetic, resolve
 from sluice.config import load_run_spec
+from sluice.errors import ConfigError
 
-CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.toml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = sorted(FOLDER.rglob("*.toml"))
+LADDER = sorted((FOLDER / "ablation").glob("*.toml"))
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=[file.name for file in CONFIGS])
@@ -24,7 +33,79 @@ def test_the_printed_run_file_is_the_same_run(file: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize("file", CONFIGS, ids=[file.name for file in CONFIGS])
 def test_the_data_of_every_config_is_there(file: Path) -> None:
     for path in load_run_spec(file).data.train_files:
-        assert Path(path).is_file(), path
+        assert path.startswith("hub:") or Path(path).is_file(), path
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """Fields of two specs that differ, names aside."""
+    return {
+        f"{section}.{key}"
+        for section, fields in after.items()
+        if isinstance(fields, dict)
+        for key, value in fields.items()
+        if before[section][key] != value
+    }
+
+
+def test_each_rung_of_the_ablation_ladder_changes_one_thing() -> None:
+    specs = [load_run_spec(file).model_dump() for file in LADDER]
+    rungs = [changed(lower, higher) for lower, higher in pairwise(specs)]
+    assert rungs == [
+        {"algorithm.overlong_filtering"},
+        {"algorithm.clip_ratio_high"},
+        {"reward.overlong_buffer"},
+        {"algorithm.loss_agg_mode"},
+        {"filter.enable", "filter.mode"},
+    ]
+    whole = load_run_spec(FOLDER / "dapo_qwen2.5_32b.toml").model_dump()
+    assert changed(specs[-1], whole) == {"algorithm.overlong_filtering"}
+
+
+def test_the_published_recipe_has_the_published_numbers() -> None:
+    spec = load_run_spec(FOLDER / "dapo_qwen2.5_32b.toml")
+    rollouts = spec.trainer.prompts_per_step * spec.rollout.group_size
+    assert (rollouts, rollouts // spec.trainer.updates_per_step, spec.filter.gen_batch_size) == (8192, 512, 1536)
+    assert (spec.algorithm.clip_ratio_low, spec.algorithm.clip_ratio_high, spec.algorithm.clip_ratio_c) == (
+        0.2,
+        0.28,
+        10,
+    )
+    assert (spec.rollout.max_response_length, spec.reward.overlong_buffer) == (16384 + 4096, 4096)
+    assert (spec.optim.lr, spec.optim.lr_warmup_steps, spec.optim.weight_decay) == (1e-6, 10, 0.1)
+    assert spec.algorithm.importance_weight_cap is None and spec.algorithm.kl_loss_coef == 0
+
+
+@pytest.mark.parametrize("name", ["tiny", "smollm2-135m-instruct"])
+def test_the_estimate_knows_how_many_parameters_a_model_has(name: str) -> None:
+    folder = Path("models") / name
+    with safe_open(folder / "model.safetensors", "pt") as tensors:
+        stored = sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    assert Architecture.read(folder / "config.json").parameters == stored
+
+
+def test_the_estimate_of_the_published_recipe_fits_its_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = str(FOLDER / "architectures" / "qwen2.5_32b.json")
+    recipe = str(FOLDER / "dapo_qwen2.5_32b.toml")
+    assert main(["run", recipe, "--dry-run", "--gpus", "128", "--architecture", shape]) == 0
+    errors = capsys.readouterr().err
+    assert "32.76 billion" in errors
+    memory = re.search(r"about ([0-9.]+) GB with 128", errors)
+    assert memory is not None and 10 < float(memory[1]) < 80
+
+
+def test_a_run_file_extends_another_field_by_field_and_never_itself(tmp_path: Path) -> None:
+    child = tmp_path / "child.toml"
+    base = Path("configs/tiny.toml").resolve()
+    child.write_text(f'extends = "{base}"\n[rollout]\ngroup_size = 3\n[asynchrony]\nmax_staleness = 2\n')
+    spec, original = load_run_spec(child), load_run_spec(base)
+    assert (spec.rollout.group_size, spec.asynchrony.max_staleness) == (3, 2)
+    assert spec.rollout.max_response_length == original.rollout.max_response_length
+    child.write_text('extends = "child.toml"\n')
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_run_spec(child)
+    child.write_text("extends = 3\n")
+    with pytest.raises(ConfigError, match="must be the path of another run file"):
+        load_run_spec(child)
 
 
 def test_overrides_are_toml_values_or_plain_words() -> None:
