@@ -202,4 +202,4 @@ def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> flo
 
 
 def _square(values: Tensor) -> float:
-    return float(values.square().sum())
+    return float(values.detach().square().sum())

@@ -139,7 +139,7 @@ class Script:
         for its second one.
         """
         groups = [await self._add_group(lengths, behaviour, swap) for _ in range(self.spec.trainer.prompts_per_step)]
-        batch = Batch(self.k, tuple(groups), (), self.n, (), floors, Tally(), SamplingStats(), version=0)
+        batch = Batch(self.k, tuple(groups), (), self.n, (), floors, Tally(issued=self.n), SamplingStats(), version=0)
         await self.ledger.append(batch)
         self.batches.append(batch)
         self.k += 1

@@ -31,7 +31,8 @@ pytestmark = [
 async def test_a_trainer_killed_with_9_replays_the_same_batches_to_the_same_bits(
     bus: Bus, tiny_model: Path, settings: TrainerSettings, tmp_path: Path
 ) -> None:
-    script = Script(bus, make_spec(tiny_model, checkpoint={"interval": 2}))
+    schedule = {"lr": 1e-3, "lr_warmup_steps": 3, "lr_scheduler_type": "cosine"}
+    script = Script(bus, make_spec(tiny_model, checkpoint={"interval": 2}, optim=schedule))
     await script.create()
     for _ in range(3):
         await script.add_batch()

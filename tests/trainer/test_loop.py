@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ pytestmark = [
 async def test_each_batch_becomes_the_next_version_and_checkpoints_come_when_due(
     bus: Bus, tiny_model: Path, settings: TrainerSettings, tmp_path: Path
 ) -> None:
-    script = Script(bus, make_spec(tiny_model, checkpoint={"interval": 2}))
+    optim = {"lr": 1e-3, "lr_warmup_steps": 4}
+    script = Script(bus, make_spec(tiny_model, checkpoint={"interval": 2}, optim=optim))
     await script.create()
     for lengths in (None, [0, 0, 0, 0], None):
         await script.add_batch(lengths=lengths)
@@ -45,6 +47,10 @@ async def test_each_batch_becomes_the_next_version_and_checkpoints_come_when_due
 
     steps = await events(bus, "step")
     assert [(s["step"], s["version"], s["updates"]) for s in steps] == [(0, "v1.1", 1), (1, "v2.1", 0), (2, "v3.1", 1)]
+    assert [(s["updates_total"], s["groups_issued"]) for s in steps] == [(1, 2), (1, 4), (2, 6)]
+    assert [s["lr"] for s in steps] == [0.25e-3, 0.5e-3, 0.5e-3]  # the second made no update, so it moves no schedule
+    manifest = json.loads((settings.checkpoints_dir / RUN / "3.1" / "manifest.json").read_text())
+    assert (manifest["k"], manifest["optimizer_updates"], manifest["updated_steps"]) == (3, 2, 2)
     assert steps[0]["trained_tokens"] == sum(r.length for g in script.batches[0].groups for r in g.rollouts)
     assert steps[2]["staleness_max"] == 2
     assert set(steps[1]["seconds"]) == {"wait", "fetch", "train", "publish", "checkpoint", "total"}

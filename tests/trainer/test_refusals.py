@@ -32,6 +32,49 @@ def test_a_wrong_setting_is_named_with_its_value(name: str, value: str, message:
         TrainerSettings.from_environment({name: value})
 
 
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"algorithm": {"loss_mode": "gspo"}},
+            "loss_agg_mode = 'token-mean'.*set loss_agg_mode = 'seq-mean-token-mean'",
+        ),
+        ({"algorithm": {"loss_scale_factor": 8.0}}, "loss_scale_factor = 8 .*'seq-mean-token-sum-norm'"),
+        ({"algorithm": {"importance_weight_floor": 0.5}}, "floor = 0.5 .*importance_weight_mode = 'mask'"),
+        (
+            {"algorithm": {"importance_weight_mode": "mask", "importance_weight_floor": 2.0}},
+            "floor = 2 must be below importance_weight_cap = 2",
+        ),
+        (
+            {"algorithm": {"importance_weight_cap": None, "importance_weight_level": "sequence"}},
+            "importance_weight_level need an importance_weight_cap",
+        ),
+        ({"algorithm": {"rejection": "token_k2"}}, "rejection = 'token_k2' and rejection_upper = None go together"),
+        ({"algorithm": {"rejection_upper": 2.0}}, "rejection = None and rejection_upper = 2.0 go together"),
+        (
+            {"algorithm": {"rejection": "token_k2", "rejection_upper": 2.0, "rejection_lower": 0.5}},
+            "rejection_lower = 0.5 is used by k1",
+        ),
+        (
+            {"algorithm": {"rejection": "seq_mean_k1", "rejection_upper": 0.9}},
+            "rejection_upper = 0.9 must be above rejection_lower = 1.11",
+        ),
+        ({"rollout": {"group_size": 1}, "filter": {"enable": False}}, "group_size = 1 .*choose 'reward' or 'zero'"),
+        ({"algorithm": {"singleton_advantage": "zero"}}, "group_size = 4 .*singleton_advantage = 'zero'"),
+        ({"optim": {"betas": [0.9, 1.0]}}, r"betas = \[0.9, 1.0\] must each be"),
+        (
+            {"optim": {"lr_scheduler_type": "cosine", "lr_warmup_steps": 100}},
+            "lr_warmup_steps = 100 leaves nothing of the run's 100 steps",
+        ),
+    ],
+)
+def test_a_run_file_that_contradicts_itself_is_refused_with_value_and_knob(
+    sections: dict[str, dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_spec(Path("no-model-is-loaded"), **sections)
+
+
 def test_the_process_ends_with_code_2_and_one_line_before_torch_is_loaded() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "services.trainer"],
