@@ -17,7 +17,7 @@ from services.reward.pool import Pool, PoolSettings
 from services.reward.worker import WorkerLimits
 from sluice.types import ScoreItem
 
-ALLOWED = ("naughty=naughty:obey", "graded=naughty:graded")
+ALLOWED = ("naughty=naughty:obey", "graded=naughty:graded", "patient=naughty:patient")
 TIMEOUT_SECONDS = 1.0
 
 MakeItem = Callable[..., ScoreItem]

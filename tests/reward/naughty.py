@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -24,6 +25,12 @@ def obey(item: ScoreItem) -> object:
 def graded(item: ScoreItem) -> dict[str, object]:
     """Sees the whole record."""
     return {"score": item.response_length / 10, "acc": item.id == "right", "extracted": item.extra_info + item.prompt}
+
+
+async def patient(item: ScoreItem) -> dict[str, object]:
+    """Asks somebody else, in parallel."""
+    waits = [asyncio.sleep(0.01, result=part) for part in item.response.split()]
+    return {"score": len(await asyncio.gather(*waits)), "acc": 1.0}
 
 
 def _hang(_: str) -> object:

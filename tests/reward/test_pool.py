@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,31 @@ async def test_a_users_function_sees_the_whole_record_and_its_hash_is_in_the_ver
     (verdict,) = await pool.score([("graded", item)])
     assert (verdict.score, verdict.acc, verdict.extracted) == (0.7, 1.0, '{"a":1}why')
     assert verdict.verifier.startswith("graded@")
+
+
+async def test_a_users_function_may_be_async(pool: Pool, make_item: MakeItem) -> None:
+    verdicts = await pool.score([("patient", make_item("a b c")), ("patient", make_item("a"))])
+    assert [verdict.score for verdict in verdicts] == [3.0, 1.0]
+
+
+async def test_when_the_template_of_the_workers_is_killed_all_items_are_judged_all_the_same(
+    pool: Pool, ask: Ask
+) -> None:
+    await ask("34")
+    templates = _templates()
+    slow = ask(*["sleep 0.3"] * 4)
+    await asyncio.sleep(0.1)
+    for pid in templates:
+        os.kill(pid, signal.SIGKILL)
+    assert templates
+    assert [verdict.acc for verdict in await slow] == [1.0] * 4
+    assert (await ask("34"))[0].acc == 1.0
+
+
+def _templates() -> list[int]:
+    """The template processes that this one has started."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in children if b"services.reward.template" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 async def test_an_abandoned_request_leaves_no_work_behind(pool: Pool, ask: Ask) -> None:

@@ -80,6 +80,19 @@ def test_a_wrong_entry_of_the_allow_list_is_refused_by_name(entry: str) -> None:
         load_verifiers([entry])
 
 
+def test_a_package_may_offer_a_verifier_as_an_entry_point_that_the_deployment_allows_by_name(
+    tmp_path: Path,
+) -> None:
+    info = tmp_path / "rules-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rules\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sluice.verifiers]\ntheirs = my_rules:mine\n")
+    assert load_verifiers(["theirs"])["theirs"].label.startswith("theirs@")
+    assert "theirs" not in load_verifiers(())
+    with pytest.raises(ConfigError, match="0 installed packages have an entry point"):
+        load_verifiers(["ours"])
+
+
 @pytest.mark.parametrize(
     ("value", "outcome"),
     [
