@@ -7,6 +7,7 @@ breaks the contract (wrong lengths, missing parts, unknown names) is a WireError
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import TypeVar
 
 import zstandard
@@ -40,6 +41,17 @@ MAX_ROLLOUT_BYTES = 1 << 28
 """Largest rollout after decompression; a bomb is refused before it is unpacked."""
 
 M = TypeVar("M", bound=Message)
+
+
+class _Contexts(threading.local):
+    """zstd's working memory, one of each kind a thread: making it takes as long as a short rollout."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_CONTEXTS = _Contexts()
 
 
 def content_hash(payload: bytes) -> bytes:
@@ -128,7 +140,7 @@ def encode_rollout(rollout: Rollout) -> bytes:
         finish_reason=rollout.finish_reason,
         spans=[_span(s) for s in rollout.spans],
     )
-    return zstandard.compress(message.SerializeToString(), level=ZSTD_LEVEL)
+    return _CONTEXTS.compressor.compress(message.SerializeToString())
 
 
 def decode_rollout(payload: bytes) -> Rollout:
@@ -161,7 +173,7 @@ def _decompress(payload: bytes) -> bytes:
         # A frame that states its size is unpacked to that size whatever limit the call names.
         if zstandard.frame_content_size(payload) > MAX_ROLLOUT_BYTES:
             raise WireError(f"rollout of {len(payload)} bytes unpacks to more than {MAX_ROLLOUT_BYTES} bytes")
-        return zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
+        return _CONTEXTS.decompressor.decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
     except zstandard.ZstdError as error:
         raise WireError(f"rollout of {len(payload)} bytes cannot be decompressed: {error}") from None
 
