@@ -117,12 +117,7 @@ class Bus:
                 f"SLUICE_NATS_URL={redact(url)}: no NATS server answers within {seconds:g} s "
                 f"({str(error) or '; '.join(faults) or 'connection refused'}); start one, or change the address"
             ) from None
-        if not _may_have_jetstream(client):
-            await client.close()
-            raise ConfigError(
-                f"SLUICE_NATS_URL={redact(url)}: the NATS server has no JetStream; start it with --jetstream and a "
-                "--store_dir, or change the address"
-            )
+        await _check_jetstream(client, url)
         return cls(client, deadline_seconds)
 
     async def close(self) -> None:
@@ -233,10 +228,16 @@ class Bus:
             return 1
 
 
-def _may_have_jetstream(client: Client) -> bool:
-    """What the server said of itself when we connected; in a cluster JetStream may be on the others."""
+async def _check_jetstream(client: Client, url: str) -> None:
+    """See what the server said of itself when we connected; in a cluster JetStream may be on the others."""
     said = client._server_info  # the client has no public name for it
-    return bool(said.get("jetstream") or said.get("cluster"))
+    if said.get("jetstream") or said.get("cluster"):
+        return
+    await client.close()
+    raise ConfigError(
+        f"SLUICE_NATS_URL={redact(url)}: the NATS server has no JetStream; start it with --jetstream and a "
+        "--store_dir, or change the address"
+    )
 
 
 def _streams(limits: StreamLimits) -> list[StreamConfig]:
