@@ -18,7 +18,7 @@ stop_everything() {
     local code=$?
     trap - EXIT INT TERM
     [ "$code" = 0 ] || show_what_failed
-    "${compose[@]}" --profile '*' down --volumes --timeout 20 >"$home/down.log" 2>&1 || code=1
+    "${compose[@]}" --profile '*' down --remove-orphans --volumes --timeout 20 >"$home/down.log" 2>&1 || code=1
     kill "${helpers[@]}" 2>/dev/null || true
     wait "${helpers[@]}" 2>/dev/null || true
     exit "$code"
