@@ -19,7 +19,7 @@ test: check ## all tests, with real servers on free ports
 test-e2e: setup ## only the end-to-end tests: whole stacks that train
 	@$(PYTHON_BIN) -m pytest tests/e2e
 
-chart-check: setup ## the Helm chart: lint, every example rendered and checked against Kubernetes' schemas
+chart-check: setup ## the Helm chart: lint, render, Kubernetes' schemas, tests, and a rehearsal that trains
 	@scripts/chart_check.sh
 
 compose-smoke: setup ## build the images, start the compose stack with podman, train, stop (needs root)

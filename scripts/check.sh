@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/ruff format --check --quiet .
 .venv/bin/ruff check --quiet .
-MYPYPATH=scripts .venv/bin/mypy --strict --no-error-summary sluice services tests scripts $(compgen -G "bench/*.py")
+MYPYPATH=scripts .venv/bin/mypy --strict --no-error-summary sluice services tests scripts deploy/k8s/sluice/files $(compgen -G "bench/*.py")
 scripts/proto.sh --check
 .venv/bin/python scripts/dashboards.py --check
 scripts/compose/lint.sh

@@ -16,7 +16,8 @@ OPTIMIZER_BYTES = 12
 ROLLOUT_TOKEN_BYTES = 8
 """On the wire: token id and log-prob of a response token."""
 LAYER_ACTIVATIONS = 34
-"""Bytes kept per token and hidden unit by a layer in half precision, its attention aside: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), equation 2 without its last term."""
+"""Bytes per token and hidden unit that a layer keeps in half precision, attention scores aside: Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models" (2022), equation 2 without its last term."""
 
 
 @dataclass(frozen=True, slots=True)
