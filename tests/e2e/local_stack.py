@@ -53,6 +53,12 @@ class LocalStack:
     def client(self) -> RunsClient:
         return RunsClient(self.state.api_url)
 
+    def logs(self, *arguments: str) -> list[dict[str, Any]]:
+        """The lines that `sluice logs` shows of this stack."""
+        command = [*SLUICE, "logs", *arguments, "--stack", self.name, "--json"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
     def audit(self, run_id: str) -> dict[str, Any]:
         """What `sluice audit` says of a run."""
         command = [*SLUICE, "audit", run_id, "--nats-url", self.state.nats_url, "--json"]

@@ -61,6 +61,24 @@ async def test_weights_over_grpc_train_as_well_and_no_worker_reads_a_shared_path
     assert_clean(stack.audit(run.id), trained=4 * 16)
 
 
+async def test_the_logs_tell_the_life_of_a_group_across_the_services(stack: LocalStack) -> None:
+    async with stack.client() as client:
+        run = await client.create(tiny(trainer__total_steps=2))
+        await wait_for(client, run.id, RunState.SUCCEEDED)
+        trained = next(group.n for group in await client.groups(run.id) if group.batch == 0)
+    lines = stack.logs(run.id, "--group", str(trained))
+    told = {line["event"]: line for line in lines}
+    assert {event: line["service"] for event, line in told.items()} == {
+        "group_stored": "rollout",
+        "group_kept": "coordinator",
+        "batch_emitted": "coordinator",
+    }
+    assert {line["run"] for line in lines} == {run.id} and len(lines) == 3
+    assert told["group_stored"]["policy_version"].startswith("v0.")
+    (step, *_) = [line for line in stack.logs(run.id, "--service", "trainer") if line["event"] == "step"]
+    assert (step["run"], step["policy_version"][:3]) == (run.id, "v1.")
+
+
 async def test_pause_stops_the_steps_resume_goes_on_and_stop_ends_with_nothing_lost(stack: LocalStack) -> None:
     async with stack.client() as client:
         run = await client.create(tiny(trainer__total_steps=400))
