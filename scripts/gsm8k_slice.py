@@ -21,20 +21,20 @@ _CALCULATION = re.compile(r"<<(.*?)>>")
 class Problem(NamedTuple):
     """One row of GSM8K: its place in the file, the question, the calculations of the solution, the final number."""
 
-    index: int
+    row: int
     question: str
     calculations: tuple[str, ...]
     truth: str
 
 
-def read(index: int, line: str) -> Problem:
+def read(number: int, line: str) -> Problem:
     """Raises ValueError when the solution has no number after `####`."""
     row = json.loads(line)
     solution, marker, truth = row["answer"].rpartition("####")
     if not marker or not truth.strip():
-        raise ValueError(f"row {index}: the answer has no number after ####")
+        raise ValueError(f"row {number}: the answer has no number after ####")
     calculations = tuple(_CALCULATION.findall(solution))
-    return Problem(index, row["question"].strip(), calculations, truth.strip().replace(",", ""))
+    return Problem(number, row["question"].strip(), calculations, truth.strip().replace(",", ""))
 
 
 def worked(problem: Problem) -> str:
@@ -47,13 +47,13 @@ def convert(problem: Problem, examples: str) -> dict[str, object]:
         "data_source": "gsm8k",
         "prompt": f"{examples}Question: {problem.question}\nAnswer:",
         "reward_model": {"ground_truth": problem.truth, "style": "rule"},
-        "extra_info": {"index": problem.index, "split": "train"},
+        "extra_info": {"index": problem.row, "split": "train"},
     }
 
 
 def main(source: Path) -> None:
     with source.open(encoding="utf-8") as lines:
-        problems = [read(index, line) for index, line in enumerate(lines)]
+        problems = [read(number, line) for number, line in enumerate(lines)]
     easy = sorted((p for p in problems if len(p.calculations) == 1), key=lambda p: len(p.question))
     # Short questions whose answer is the calculation's result make the plainest examples.
     plain = [p for p in easy if p.calculations[0].endswith(f"={p.truth}")][:WORKED_EXAMPLES]
