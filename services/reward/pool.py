@@ -140,7 +140,8 @@ class Pool:
             for job in jobs:
                 label = worker.labels[job.verifier]
                 self._settle(job, Verdict(VerdictKind.ERROR, None, None, "", label, 0.0, str(error)))
-        except TransientError:
+        except TransientError as error:
+            get_logger("reward").warning("import_failed", verifier=jobs[0].verifier, error=str(error))
             self._backlog.add(jobs, first=True)
         else:
             self._backlog.add(jobs, first=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from services.reward import metrics
-from services.reward.forge import Forge
+from services.reward.forge import Forge, ForgeEndedError
 from services.reward.process import WorkerProcess
 from services.reward.worker import WorkerLimits
 from sluice.errors import SluiceError
@@ -84,12 +84,22 @@ class WorkerSupply:
         """
         async with self._preparing:
             if verifier not in self._prepared:
-                await (await self._living_forge()).prepare(verifier)
+                await self._import(verifier)
                 self._prepared.append(verifier)
         idle = [worker for worker in self._used if verifier in worker.unprepared]
         self._used = [worker for worker in self._used if worker not in idle]
         for worker in idle:
             await self.discard(worker, "unprepared")
+
+    async def _import(self, verifier: str) -> None:
+        forge = await self._living_forge()
+        try:
+            async with asyncio.timeout(self._limits.start_seconds):
+                await forge.prepare(verifier)
+        except TimeoutError:
+            await forge.close()
+            limit = f"SLUICE_REWARD_START_SECONDS = {self._limits.start_seconds:g}"
+            raise ForgeEndedError(f"importing what {verifier} needs took longer than {limit}") from None
 
     async def give_back(self, worker: WorkerProcess) -> None:
         """Take back an idle worker; `keep` of them wait for the next need."""

@@ -66,6 +66,8 @@ def _answer(message: dict[str, str], descriptors: list[int], control: socket.soc
 
 def _import(module: str) -> str:
     """Import a verifier's module and call its `warm_up`, if it has one; returns what is wrong with it, or nothing."""
+    if module in sys.modules:
+        return ""
     try:
         warm_up = getattr(importlib.import_module(module), "warm_up", None)
         if warm_up is not None:
