@@ -37,29 +37,28 @@ class Prometheus:
     targets: Mapping[str, Sequence[str]]
     scrape_seconds: float = 1.0
     rules: Path = DEPLOYED / "rules"
-    url: str = field(init=False, default="")
-    _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _process: subprocess.Popen[bytes] = field(init=False)
+    _http: httpx.Client = field(init=False)
 
     def __enter__(self) -> Prometheus:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "prometheus.yml"
         config.write_text(yaml.safe_dump(self._config()), encoding="utf-8")
         address = f"{LOOPBACK}:{free_ports(1)[0]}"
-        self.url = f"http://{address}"
+        self._http = httpx.Client(base_url=f"http://{address}", timeout=30, trust_env=False)
         command = [
             str(program("prometheus")),
             f"--config.file={config}",
             f"--storage.tsdb.path={self.folder / 'data'}",
             f"--web.listen-address={address}",
-            "--query.lookback-delta=1m",
         ]
         with (self.folder / "prometheus.log").open("w") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        self._wait_until_ready(self._process)
+        self._wait_until_ready()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._process is not None
+        self._http.close()
         self._process.terminate()
         self._process.wait(timeout=30)
 
@@ -82,21 +81,23 @@ class Prometheus:
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that are pending or firing."""
-        return list(httpx.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"])
+        return list(self._http.get("/api/v1/alerts").json()["data"]["alerts"])
 
     def _ask(self, what: str, **parameters: str | float) -> list[dict[str, Any]]:
-        answer = httpx.post(f"{self.url}/api/v1/{what}", data=parameters, timeout=30).json()
+        answer = self._http.post(f"/api/v1/{what}", data=parameters).json()
         if answer["status"] != "success":
             raise ValueError(f"{parameters['query']}: {answer['error']}")
         return list(answer["data"]["result"])
 
-    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait_until_ready(self) -> None:
+        """Raises: RuntimeError: it has ended, or is not ready in time; the text has the end of its log."""
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and process.poll() is None:
+        while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(httpx.TransportError):  # it does not listen yet
-                if httpx.get(f"{self.url}/-/ready").status_code == 200:
+                if self._http.get("/-/ready").status_code == 200:
                     return
             time.sleep(0.05)
+        self._process.kill()
         log = (self.folder / "prometheus.log").read_text(encoding="utf-8")
         raise RuntimeError(f"Prometheus is not ready within {START_SECONDS:g} s: {log[-1000:]}")
 
