@@ -22,4 +22,4 @@ while read -r image target arguments; do
     # shellcheck disable=SC2086  # a word each
     podman build --quiet --network none --target "$target" ${arguments:+$(printf -- '--build-arg %s ' $arguments)} \
         --tag "$image" . >"$home/build.log" 2>&1 </dev/null || fail "$image cannot be built: $(tail -n 1 "$home/build.log")"
-done < <(builds)
+done < <(builds | sort -u)
