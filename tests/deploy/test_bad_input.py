@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import resource
@@ -18,7 +19,7 @@ import pytest
 from sluice.environment import read_settings
 from sluice.errors import ConfigError
 from sluice.secrets import read_secret, redact, redact_command
-from sluice.storage import check_writable
+from sluice.storage import check_writable, disk_fault
 from tests.deploy.processes import SECONDS, Processes, readiness, refused
 from tests.local.test_up import up
 from tests.servers import free_port
@@ -165,6 +166,17 @@ def test_a_disk_that_takes_no_more_is_named_with_the_knob(processes: Processes, 
             subprocess.run(["umount", str(folder)], check=True)
     why = "No space left on device; make room on it" if mounted else "File too large; raise the limit"
     assert said.startswith(f"SLUICE_CACHE_DIR={folder}: {why}")
+
+
+def test_only_what_a_disk_refused_counts_as_a_fault_of_the_disk() -> None:
+    """A disk that fills up under a running service ends it as one that was full at its start."""
+    assert disk_fault(OSError(errno.ENOSPC, "No space left on device")) == (
+        "a file: No space left on device; make room on it"
+    )
+    denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
+    assert disk_fault(denied) == "/data/x: Permission denied; give this user the right to write there"
+    assert disk_fault(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")) is None
+    assert disk_fault(PermissionError(errno.EACCES, "Permission denied")) is None  # a port, not a file
 
 
 def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
