@@ -28,6 +28,7 @@ SECTIONS = {
     "checkpoint": "What survives the death of the trainer.",
     "weights": "How policy versions reach the engines.",
     "deadlines": "Longest times before somebody is told.",
+    "retry": "How often a trainer that dies is started again.",
 }
 """What each section of the run file is about."""
 

@@ -56,6 +56,8 @@ class RunHistory:
         self.trained_in: dict[int, int] = {}
         self.dropped: dict[int, DropReason] = {}
         self.lineages = 0
+        self.restarts = 0
+        """Restarts of the trainer since the last checkpoint."""
         self.versions: list[VersionView] = []
         self.checkpoints: list[CheckpointView] = []
         self.data_manifest: dict[str, Any] = {}
@@ -116,6 +118,7 @@ class RunHistory:
         match entry.record:
             case Lineage():
                 self.lineages += 1
+                self.restarts += self.lineages > 1
             case Version(version, uri, manifest_hash, chain):
                 self.version_number = max(self.version_number, version.number)
                 self.last_progress_at = entry.time
@@ -131,6 +134,7 @@ class RunHistory:
             case TrainingFailed(_, reason):
                 self.training_failed = reason
             case Checkpoint(k, lineage, path, checksum, chain):
+                self.restarts = 0
                 self.checkpoints.append(
                     CheckpointView(
                         k=k, lineage=lineage, path=path, checksum=checksum, chain=chain, stored_at=entry.time

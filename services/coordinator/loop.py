@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 from services.coordinator.control import Request, answer
@@ -11,6 +12,7 @@ from services.coordinator.staff import Beat
 from sluice.transport.log import Entry
 from sluice.types import DropReason, Group, RunState, TrainerRecord
 
+UNFINISHED = (RunState.QUEUED, RunState.RUNNING, RunState.PAUSED)
 UNSCORED_LIMIT = 32
 """Groups in a row without verdicts after which the run pauses and says why."""
 
@@ -71,8 +73,10 @@ async def hear(run: Run, news: News) -> None:
 
 async def advance(run: Run) -> None:
     """Do everything that can be done now."""
-    if run.history.training_failed and not run.history.state.terminal:
-        await fail(run, run.history.training_failed)
+    if not run.history.state.terminal and (reason := reason_to_fail(run)):
+        await fail(run, reason)
+    if run.history.state in UNFINISHED and (reason := deadline_passed(run)):
+        await end(run, reason, RunState.FAILED)
     match run.history.state:
         case RunState.QUEUED:
             await start_when_staffed(run)
@@ -80,6 +84,25 @@ async def advance(run: Run) -> None:
             await end_when_checkpointed(run)
     while run.history.state is RunState.RUNNING and await take_step(run):
         pass
+
+
+def reason_to_fail(run: Run) -> str | None:
+    """Why training cannot go on, or None."""
+    limit = run.history.spec.retry.max_trainer_restarts
+    if limit is not None and run.history.restarts > limit:
+        return (
+            f"the trainer was started again {run.history.restarts} times without a new checkpoint in between; "
+            f"retry.max_trainer_restarts = {limit}; its log says why it died"
+        )
+    return run.history.training_failed
+
+
+def deadline_passed(run: Run) -> str | None:
+    """Why a run has to end although it could go on, or None."""
+    limit = run.history.spec.deadlines.run_seconds
+    if limit is None or (datetime.now(UTC) - run.history.created_at).total_seconds() < limit:
+        return None
+    return f"deadlines.run_seconds = {limit:g} have passed since the run was created"
 
 
 async def start_when_staffed(run: Run) -> None:
@@ -120,10 +143,10 @@ def reason_to_end(run: Run) -> str | None:
     return f"the data is exhausted after {run.queue.next_n} groups"
 
 
-async def end(run: Run, reason: str) -> None:
+async def end(run: Run, reason: str, ends_as: RunState = RunState.SUCCEEDED) -> None:
     """Settle what is left over; the trainer finishes the batches that it has, and checkpoints."""
     await run.settle(DropReason.RUN_ENDED)
-    await run.change_state(RunState.STOPPING, reason, ends_as=RunState.SUCCEEDED)
+    await run.change_state(RunState.STOPPING, reason, ends_as=ends_as)
 
 
 async def fail(run: Run, reason: str) -> None:

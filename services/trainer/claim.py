@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from nats.js.errors import KeyNotFoundError, NoKeysError
 
@@ -90,9 +91,21 @@ async def claim_run(bus: Bus, run_id: str, holder: str, log: Logger) -> tuple[Cl
                 f"LEDGER of run {run_id} ends at sequence {end}, checkpoint {restored.record.path} covers "
                 f"{restored.manifest.ledger_sequence}: NATS lost records; its ledger.bin holds a copy"
             )
-    lineage = 1 + max((e.record.lineage for e in entries if isinstance(e.record, Lineage)), default=0)
+    starts = [(entry.record.lineage, entry.time) for entry in entries if isinstance(entry.record, Lineage)]
+    if starts:
+        await _keep_interval(spec, starts[-1][1], log)
+    lineage = 1 + max((lineage for lineage, _ in starts), default=0)
     await records.append(Lineage(lineage, holder, restored.record.k if restored else 0))
     return Claim(run_id, spec, created.config_hash, lineage, restored), records
+
+
+async def _keep_interval(spec: RunSpec, last_start: datetime, log: Logger) -> None:
+    """A trainer that dies at once is not started again at once."""
+    since = (datetime.now(UTC) - last_start).total_seconds()
+    rest = spec.retry.restart_interval_seconds - since
+    if rest > 0:
+        log.info("restart_delayed", seconds=round(rest, 1), knob="retry.restart_interval_seconds")
+        await asyncio.sleep(rest)
 
 
 def check_claim(claim: Claim, world_size: int, allow_remote_code: bool) -> None:

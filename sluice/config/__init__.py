@@ -15,6 +15,7 @@ from sluice.config.training import (
     CheckpointConfig,
     DeadlineConfig,
     OptimConfig,
+    RetryConfig,
     TrainerConfig,
     WeightsConfig,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "FilterConfig",
     "ModelConfig",
     "OptimConfig",
+    "RetryConfig",
     "RewardConfig",
     "RolloutConfig",
     "RunSpec",

@@ -16,6 +16,7 @@ from sluice.config.training import (
     CheckpointConfig,
     DeadlineConfig,
     OptimConfig,
+    RetryConfig,
     TrainerConfig,
     WeightsConfig,
 )
@@ -37,6 +38,7 @@ class RunSpec(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     weights: WeightsConfig = WeightsConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
+    retry: RetryConfig = RetryConfig()
 
     @model_validator(mode="after")
     def _check_lengths_and_batches(self) -> Self:

@@ -217,3 +217,17 @@ class DeadlineConfig(Section):
     )
     weight_sync_seconds: float = Field(600, gt=0, description="Longest time for a worker to apply one policy version.")
     generate_seconds: float = Field(3600, gt=0, description="Longest time for the engine to finish one group.")
+    run_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="Longest time from creation to the end, pauses included; then the run is checkpointed and fails.",
+    )
+
+
+class RetryConfig(Section):
+    max_trainer_restarts: int | None = Field(
+        16, ge=0, description="Restarts of the trainer with no new checkpoint in between, after which the run fails."
+    )
+    restart_interval_seconds: float = Field(
+        0, ge=0, description="Least time between two starts of the trainer; one that comes sooner waits for the rest."
+    )

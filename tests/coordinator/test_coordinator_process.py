@@ -14,7 +14,7 @@ import pytest
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import pending_prompts
-from sluice.types import Claim, Drop, DropReason, Issue, StateChange, TrainingFailed
+from sluice.types import Claim, Drop, DropReason, Issue, Lineage, StateChange, TrainingFailed
 from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.servers import NatsServer
 
@@ -231,6 +231,45 @@ async def test_a_run_whose_loss_is_not_a_number_fails_with_the_groups_named_and_
     failed = await wait_for_state(coordinator, view["id"], "failed")
     assert "groups [0, 1]" in failed["reason"] and failed["counts"]["live"] == 0
     assert await pending_prompts(bus, view["id"]) == set()
+
+
+async def test_a_trainer_that_keeps_dying_without_a_checkpoint_fails_the_run_and_one_that_makes_them_does_not(
+    coordinator: Coordinator, bus: Bus
+) -> None:
+    view = await create(coordinator, spec(retry__max_trainer_restarts=2))
+    stage = Stage(bus, view["id"])
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    for lineage in (2, 3):
+        await stage.trainer.append(Lineage(lineage, "test", 0))
+    await stage.checkpoint()
+    for lineage in (4, 5):
+        await stage.trainer.append(Lineage(lineage, "test", 0))
+    await asyncio.sleep(1.5)
+    await wait_for_state(coordinator, view["id"], "running")
+    await stage.trainer.append(Lineage(6, "test", 0))
+    failed = await wait_for_state(coordinator, view["id"], "failed")
+    assert "started again 3 times without a new checkpoint" in failed["reason"]
+    assert "retry.max_trainer_restarts = 2" in failed["reason"] and failed["counts"]["live"] == 0
+
+
+async def test_a_run_past_its_deadline_is_checkpointed_and_fails_with_everything_kept(
+    coordinator: Coordinator, bus: Bus
+) -> None:
+    view = await create(coordinator, spec(deadlines__run_seconds=4))
+    stage = Stage(bus, view["id"])
+    await stage.join()
+    await wait_for_state(coordinator, view["id"], "running")
+    while not await stage.train():
+        await stage.work(4)
+    await wait_for_state(coordinator, view["id"], "stopping")
+    while await stage.train():
+        pass
+    await stage.checkpoint()
+    failed = await wait_for_state(coordinator, view["id"], "failed")
+    assert "deadlines.run_seconds = 4 have passed" in failed["reason"]
+    counts = failed["counts"]
+    assert counts["issued"] == counts["trained"] + sum(counts["dropped"].values())
 
 
 async def test_a_verifier_that_fails_on_everything_pauses_the_run_and_is_named(
