@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -39,12 +40,10 @@ def started(command: list[str], log: Path, environment: dict[str, str]) -> Itera
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        finally:
-            for pid in of_job(environment["WALK"]):
-                os.kill(pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        with contextlib.suppress(ProcessLookupError):  # all of them are gone
+            until(lambda: os.killpg(process.pid, 0), "the end of what the page has started")
 
 
 def of_job(name: str) -> list[int]:
