@@ -74,11 +74,18 @@ class FencedLog(Generic[R]):
         return self.last
 
     async def _own(self, payload: bytes) -> int:
-        """The sequence of the last record if it is the one we sent and only its answer was lost."""
-        stored = await self._bus.js.get_last_msg(self._stream, self._subject)
-        if stored.data == payload and stored.seq is not None and stored.seq > self.last:
-            return int(stored.seq)
-        raise FencedError(f"{self._subject!r} was written at sequence {stored.seq}, past {self.last} that we had read")
+        """The sequence of the one record after `last`, if it is the one we sent and only its answer was lost.
+
+        That the last record equals ours is not enough: a successor that has claimed plans the very same next record.
+        """
+        after = [
+            (sequence, stored)
+            async for sequence, stored, _ in read_stream(self._bus, self._stream, self._subject, self.last + 1)
+        ]
+        if len(after) == 1 and after[0][1] == payload:
+            return after[0][0]
+        end = after[-1][0] if after else 0
+        raise FencedError(f"{self._subject!r} was written at sequence {end}, past {self.last} that we had read")
 
 
 def ledger_log(bus: Bus, run_id: str) -> FencedLog[LedgerRecord]:
