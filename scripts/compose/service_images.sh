@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build every image that docker-compose.yml builds, as it says and without a network. Layers that are there are taken
-# again, so that only what changed since the last time costs.
+# Build every image that docker-compose.yml builds, as it says and without a network. Returns at once when nothing has
+# changed; else layers that are there are taken again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=scripts/compose/environment.sh
@@ -12,14 +12,26 @@ import json, sys
 for service in json.load(sys.stdin)["services"].values():
     if build := service.get("build"):
         print(service["image"], build["target"], *(f"{name}={value}" for name, value in build["args"].items() if value))
-'
+' | sort -u
 }
 
+fingerprint() { # of everything that an image is made of
+    { builds && find Dockerfile .dockerignore LICENSE README.md configs constraints.txt deploy/compose/{build,image} \
+        pyproject.toml services sluice -type f ! -name '*.pyc' -exec cksum {} + | sort; } | cksum
+}
+
+build() { # IMAGE TARGET ARGUMENT...
+    local image=$1 target=$2
+    shift 2
+    say "building $image"
+    podman build --quiet --network none --target "$target" "${@/#/--build-arg=}" --tag "$image" . \
+        >"$home/build.log" 2>&1 </dev/null || fail "$image cannot be built: $(tail -n 1 "$home/build.log")"
+}
+
+built=$(fingerprint)
+if [ "$(cat "$home/images-stamp" 2>/dev/null)" = "$built" ] &&
+    builds | cut -d ' ' -f 1 | xargs -n 1 podman image exists; then exit 0; fi
 scripts/compose/wheelhouse.sh "$WHEELHOUSE" 2>"$home/wheelhouse.log" ||
     fail "wheels cannot be collected: $(tail -n 1 "$home/wheelhouse.log")"
-while read -r image target arguments; do
-    say "building $image"
-    # shellcheck disable=SC2086  # a word each
-    podman build --quiet --network none --target "$target" ${arguments:+$(printf -- '--build-arg %s ' $arguments)} \
-        --tag "$image" . >"$home/build.log" 2>&1 </dev/null || fail "$image cannot be built: $(tail -n 1 "$home/build.log")"
-done < <(builds | sort -u)
+while read -r -a words; do build "${words[@]}"; done < <(builds)
+echo "$built" >"$home/images-stamp" # of the time before, so that a file changed meanwhile is built the next time
