@@ -38,7 +38,7 @@ def median(report: dict[str, Any], row: str, figure: str) -> float:
 
 def test_every_benchmark_says_what_it_measures() -> None:
     files = sorted((ROOT / "bench").glob("*_bench.py"))
-    names = ("bus", "coordinator", "engine", "scheduling", "step", "train")
+    names = ("ablation", "bus", "coordinator", "engine", "scheduling", "step", "train")
     assert {f"{name}_bench.py" for name in names} <= {file.name for file in files}
     for file in files:
         done = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True, check=True)
