@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs first.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-e2e chart-check compose-smoke demo bench proto
+.PHONY: help setup check test test-e2e chart-check compose-smoke bare-metal demo bench proto
 
 PYTHON_BIN := .venv/bin/python
 
@@ -24,6 +24,9 @@ chart-check: setup ## the Helm chart: lint, render, Kubernetes' schemas, tests, 
 
 compose-smoke: setup ## build the images, start the compose stack with podman, train, stop (needs root)
 	@scripts/compose_smoke.sh
+
+bare-metal: setup ## docs/bare-metal.md executed, and a Slurm job with stand-ins for srun
+	@scripts/bare_metal.sh
 
 demo: setup ## train SmolLM2-135M on this machine, with a summary and a plot at the end
 	@.venv/bin/sluice demo
