@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.harness import Figures, Measured, Report, Side, Spread, figures_of, ratio, run_benchmark, take_turns
-from bench.processes import cpu_seconds
+from bench.processes import TICKS_A_SECOND
 from sluice.transport.reward import RewardClient
 from sluice.types import ScoreItem, VerdictKind
 
@@ -33,6 +33,8 @@ NAME = "reward"
 BATCH, OPEN = 256, 8
 GROUP = 16
 POISONED = 0.01
+SERIAL_SHARE = 4
+"""The serial side judges a quarter of the responses: it has one core."""
 LIMIT_SECONDS = 2
 START_SECONDS = 60.0
 REASONING = "We look at each case in turn, add what they give, and check the sum against the first line. " * 8
@@ -41,7 +43,7 @@ REASONING = "We look at each case in turn, add what they give, and check the sum
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side that count")
-    parser.add_argument("--items", type=int, default=4096, help="responses in a turn")
+    parser.add_argument("--items", type=int, default=2048, help="responses in a turn")
     run_benchmark(NAME, parser, measure)
 
 
@@ -52,7 +54,7 @@ async def measure(arguments: argparse.Namespace) -> Report:
         sides = {
             "math_dapo, gRPC": _through_grpc(service, make_items("math_dapo", 4 * items)),
             "math, gRPC": _through_grpc(service, make_items("math", items)),
-            "Math-Verify, serial": _serial(make_items("math", items)),
+            "Math-Verify, serial": _serial(make_items("math", items)[: items // SERIAL_SHARE]),
         }
         found = await take_turns(sides, rounds)
         latencies = await _latencies(service, 20 if arguments.quick else 400)
@@ -84,8 +86,8 @@ class Service:
         self.client = RewardClient([address], deadline_seconds=120)
 
     def cpu_seconds(self) -> float:
-        """CPU time so far of the service, its workers and their template; those that ended are not counted."""
-        return sum(cpu_seconds(pid) for pid in _family(self.process.pid))
+        """CPU time so far of the service, the template of its workers, and the workers, those that ended too."""
+        return sum(_cpu_seconds(pid) for pid in _family(self.process.pid))
 
 
 @asynccontextmanager
@@ -126,11 +128,21 @@ def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 def _family(pid: int) -> list[int]:
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        children = (task / "children").read_text(encoding="ascii").split()
-        found += [descendant for child in children for descendant in _family(int(child))]
-    return found
+    """A process and all that descend from it."""
+    try:
+        tasks = [(task / "children").read_text(encoding="ascii") for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [pid, *(found for children in tasks for child in children.split() for found in _family(int(child)))]
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and of those that it has waited for; 0 for one that is gone, whose parent has waited for it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICKS_A_SECOND
 
 
 def _through_grpc(service: Service, items: Sequence[ScoreItem]) -> Side:
