@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -317,3 +319,29 @@ def test_a_group_settled_before_the_last_batch_stays_settled_however_late_it_arr
     before = (queue.tally, list(queue.live), queue.kept)
     queue.store(2, group(0, MIXED))
     assert (queue.tally, list(queue.live), queue.kept) == before
+
+
+def blocked_seconds(batch_size: int) -> float:
+    """Median CPU of a group that arrives while a full batch waits for one straggler of a batch of this size."""
+    queue = FilterQueue(QueueRules(batch_size, 1, total_steps=100))
+    assert (first := queue.plan_issue()) is not None
+    queue.commit(first)
+    for n in range(1, first.count):
+        queue.store(n, group(n, MIXED))
+    assert (batch := queue.plan_batch()) is not None
+    queue.commit(batch)
+    queue.publish(1)
+    assert (second := queue.plan_issue()) is not None
+    queue.commit(second)
+    seconds = []
+    for n in range(second.first, second.first + 100):
+        begin = time.thread_time()
+        queue.store(n, group(n, MIXED))
+        assert queue.plan_issue() is None
+        assert queue.plan_batch() is None, "group 0 is due in this batch and still in flight"
+        seconds.append(time.thread_time() - begin)
+    return statistics.median(seconds)
+
+
+def test_a_straggler_makes_no_group_dearer_however_many_wait_with_it() -> None:
+    assert blocked_seconds(4000) < 5 * blocked_seconds(100)
