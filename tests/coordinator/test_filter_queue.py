@@ -324,14 +324,17 @@ def test_a_group_settled_before_the_last_batch_stays_settled_however_late_it_arr
 def blocked_seconds(batch_size: int) -> float:
     """Median CPU of a group that arrives while a full batch waits for one straggler of a batch of this size."""
     queue = FilterQueue(QueueRules(batch_size, 1, total_steps=100))
-    assert (first := queue.plan_issue()) is not None
+    first = queue.plan_issue()
+    assert first is not None
     queue.commit(first)
     for n in range(1, first.count):
         queue.store(n, group(n, MIXED))
-    assert (batch := queue.plan_batch()) is not None
+    batch = queue.plan_batch()
+    assert batch is not None
     queue.commit(batch)
     queue.publish(1)
-    assert (second := queue.plan_issue()) is not None
+    second = queue.plan_issue()
+    assert second is not None
     queue.commit(second)
     seconds = []
     for n in range(second.first, second.first + 100):
