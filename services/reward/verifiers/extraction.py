@@ -14,13 +14,17 @@ MAX_ANSWER = 2_000
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARK = r"[*_`#\s]*"
+_SAYS = r":|=|\b(?:is|are|(?:should|must|would) be|equals)\b"
 _ANSWER = re.compile(
-    rf"(?:\b(?:final\s+)?answers?\b{_MARK}(?::|\bis\b|=){_MARK}:?|答案{_MARK}(?::|是|为){_MARK}:?|^\s*\#{{4}}(?!\#))",
+    rf"\b(?:final\s+)?answers?\b{_MARK}(?:{_SAYS}){_MARK}:?|答案{_MARK}(?::|是|为){_MARK}:?|^\s*\#{{4}}(?!\#)",
     re.IGNORECASE | re.MULTILINE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _DISPLAY = {"$$": "$$", "\\[": "\\]"}
-_SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z])|。(?=.)|(?<=\S)\s+(?:because|since|as|where)\s+|[,;]?\s因为")
+_SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z])|。(?=.)|(?<=\S)\s+\(?(?:because|since|as|where)\s+|[,;]?\s因为")
+_LEAD_IN = re.compile(
+    r"^(?:the|so|thus|hence|that|it|this|there)\b[^\d$\\.]{0,80}?\b(?:is|are)\s+(?=[-+\d$\\({\[])", re.I
+)
 _BARE_LINE = re.compile(r"[*_`\s]*[-+]?[\d.,/%^°\s()\\a-zA-Z{}=$]{1,60}[*_`\s.]*")
 _JOINED = re.compile(r"[\s$]*(?:,|;|and|or|和|或|\\\)|\\\()*[\s$]*(?:and|or|和|或|\\\(|,)*[\s$]*")
 
@@ -93,7 +97,7 @@ def _of_sentence(line: str) -> str:
         after = line[_formula_end(line) :]
         unit = re.match(r"\s*(?:\\?%|°|[A-Za-z]+(?:\^?\d)?(?=[\s.,]*$))", after)
         return "".join(formulas[0]) + (f" {unit.group().strip()}" if unit else "")
-    return _SENTENCE_END.split(line, maxsplit=1)[0]
+    return _SENTENCE_END.split(_LEAD_IN.sub("", line), maxsplit=1)[0]
 
 
 def _formula_end(line: str) -> int:
