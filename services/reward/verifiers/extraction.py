@@ -12,6 +12,9 @@ TAIL = 10_000
 MAX_ANSWER = 2_000
 """An answer longer than this is none: it is the response."""
 
+MAX_JOIN = 30
+"""Characters between two boxes that are one answer together."""
+
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARK = r"[*_`#\s]*"
 _SAYS = r":|=|\b(?:is|are|(?:should|must|would) be|equals)\b"
@@ -67,7 +70,7 @@ def _boxed(text: str, boxes: list[re.Match[str]]) -> str | None:
         end = closing_brace(text, box.end())
         if end is None:
             return ", ".join(reversed(found)) if found else None
-        if found and not _JOINED.fullmatch(text, end + 1, following):
+        if found and (following - end > MAX_JOIN or not _JOINED.fullmatch(text, end + 1, following)):
             break
         if end < following:
             found.append(text[box.end() : end])
