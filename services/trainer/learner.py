@@ -100,8 +100,8 @@ class Learner:
             loss = self._loss(part, batch, logp, entropy)
             # ZeRO averages over ranks what has to be added up.
             self._engine.backward(loss.sum() * self._ranks.world_size, last=at == len(update.parts))
-            if not bool(torch.isfinite(loss).all()):
-                diverged |= {batch.groups[i] for i in batch.of_response[~torch.isfinite(loss)].tolist()}
+            broken = batch.of_response[~torch.isfinite(loss)].tolist()
+            diverged |= {batch.groups[i] for i in broken if not batch.masked}
         if self._ranks.total(torch.tensor([float(len(diverged))])).item():
             groups = sorted(set().union(*self._ranks.gather(diverged)))
             raise DivergedError(f"the loss of groups {groups} is NaN or Inf; no update was made from it")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.trainer import head
 from services.trainer.head import LogProbHead
@@ -47,6 +48,33 @@ def test_log_probs_entropies_and_gradients_are_those_of_all_logits_at_once(
         torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(wanted, (hidden, weight)), strict=True
     ):
         torch.testing.assert_close(a, b)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
+    """Remembers how many elements the largest tensor had that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [t for t in (made if isinstance(made, tuple | list) else [made]) if isinstance(t, Tensor)]
+        self.elements = max([self.elements, *(t.numel() for t in tensors)])
+        return made
+
+
+def test_no_tensor_is_ever_as_large_as_all_logits_with_or_without_an_entropy_term(monkeypatch: Any) -> None:
+    nodes, chunk_nodes = 64, 4
+    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * VOCABULARY * chunk_nodes)
+    weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
+    for entropy_gradient in (False, True):
+        hidden = torch.randn(nodes, WIDTH, requires_grad=True)
+        with Largest() as largest:  # type: ignore[no-untyped-call]  # torch does not annotate it
+            logp, entropy = LogProbHead(weight, 1.0, entropy_gradient)(
+                hidden, torch.arange(nodes), torch.zeros(nodes, dtype=torch.int64)
+            )
+            torch.autograd.backward((logp + entropy).sum())
+        # the weight, the hidden states and their gradients; a chunk of logits is smaller
+        assert chunk_nodes * VOCABULARY < largest.elements == max(weight.numel(), hidden.numel()) < nodes * VOCABULARY
 
 
 def test_bfloat16_weights_give_float32_log_probs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),
     pytest.mark.usefixtures("one_rank"),
 ]
+
+
+def documented_metrics() -> set[str]:
+    """Our names in the table of metrics."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = [line for line in page.split("## Metrics")[1].split("## ")[0].splitlines() if line.startswith("| ")]
+    return {name for row in rows for name in re.findall(r"`([a-z][a-z_0-9]+)`", row.split(" | ")[1])}
+
+
+METRICS = documented_metrics()
 
 
 async def test_each_batch_becomes_the_next_version_and_checkpoints_come_when_due(
@@ -55,6 +66,34 @@ async def test_each_batch_becomes_the_next_version_and_checkpoints_come_when_due
     assert steps[2]["staleness_max"] == 2
     assert set(steps[1]["seconds"]) == {"wait", "fetch", "train", "publish", "checkpoint", "total"}
     assert REGISTRY.get_sample_value("sluice_trainer_policy_version", {"run": RUN}) == 3
+
+
+async def test_a_run_with_every_term_of_the_loss_trains_and_reports_what_the_documentation_lists(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings
+) -> None:
+    spec = make_spec(
+        tiny_model,
+        algorithm={
+            "kl_loss_coef": 0.1,
+            "entropy_coeff": 0.01,
+            "rejection": "token_k1",
+            "rejection_upper": 20.0,
+            "overlong_filtering": True,
+        },
+        trainer={"total_steps": 2, "prompts_per_step": 4, "updates_per_step": 2, "epochs_per_step": 2},
+    )
+    script = Script(bus, spec)
+    await script.create()
+    await script.add_batch()
+    await script.add_batch()
+    await script.set_state(RunState.STOPPING, record=True)
+    assert await train(settings) == 0
+    steps = await events(bus, "step")
+    assert [(s["updates"], s["updates_total"]) for s in steps] == [(4, 4), (4, 8)]
+    assert all(s["kl_loss"] > 0.0 and 0.0 < s["rejected_token_fraction"] < 1.0 for s in steps)
+    assert all(0.0 < s["effective_sample_size"] <= 1.0 and s["overlong_filtered"] == 0 for s in steps)
+    assert len(METRICS) > 30
+    assert METRICS - steps[0].keys() == set()
 
 
 async def test_weights_go_over_grpc_when_the_run_says_so(
