@@ -171,6 +171,7 @@ class RolloutView(View):
     newest_version: str
     content_hash: str = ""
     sequences: tuple[int, ...] = ()
+    text: str | None = Field(None, description="The response, while its rollout is retained.")
 
 
 class GroupView(View):
@@ -194,6 +195,7 @@ class GroupDetailView(GroupView):
     prompt: str | None = None
     ground_truth: str | None = None
     data_source: str | None = None
+    extra_info: str | None = Field(None, description="JSON object that the verifier was given.")
     attempt: str | None = None
     worker: str | None = None
     engine: str | None = None

@@ -9,7 +9,9 @@ from nats.js.errors import NotFoundError
 from services.coordinator.history import RunHistory
 from services.coordinator.prompt_source import PromptSource
 from sluice.algorithms.dynamic_sampling import drop_reason
+from sluice.errors import WireError
 from sluice.transport.nats import Bus
+from sluice.transport.queues import fetch_rollouts
 from sluice.types import Group, RolloutSummary
 from sluice.views import GroupDetailView, GroupView, RolloutView
 from sluice.wire import subjects
@@ -40,6 +42,7 @@ class GroupReader:
             "prompt": prompt.text,
             "ground_truth": prompt.ground_truth,
             "data_source": prompt.data_source,
+            "extra_info": prompt.extra_info,
         }
         if stored is not None:
             view |= {
@@ -50,9 +53,17 @@ class GroupReader:
                 "reward_seconds": stored.reward_seconds,
                 "sample_text": stored.sample_text,
                 "error": stored.error,
-                "rollouts": tuple(_rollout(r) for r in stored.rollouts),
+                "rollouts": tuple([_rollout(r, await self._text(source, r)) for r in stored.rollouts]),
             }
         return GroupDetailView.model_validate(view)
+
+    async def _text(self, source: PromptSource, summary: RolloutSummary) -> str | None:
+        """The response behind a summary, checked by its hash; None once it is purged."""
+        try:
+            (rollout,) = await fetch_rollouts(self._bus, [(summary.sequences, summary.content_hash)])
+        except WireError:
+            return None
+        return source.text(rollout.token_ids)
 
     async def _stored(self, run_id: str, n: int) -> Group | None:
         try:
@@ -82,7 +93,7 @@ def _view(history: RunHistory, n: int, stored: Group | None) -> GroupView:
     )
 
 
-def _rollout(summary: RolloutSummary) -> RolloutView:
+def _rollout(summary: RolloutSummary, text: str | None) -> RolloutView:
     scored = summary.verdict == "scored"
     return RolloutView(
         verdict=str(summary.verdict),
@@ -95,6 +106,7 @@ def _rollout(summary: RolloutSummary) -> RolloutView:
         newest_version=str(summary.newest_version),
         content_hash=summary.content_hash.hex(),
         sequences=summary.sequences,
+        text=text,
     )
 
 

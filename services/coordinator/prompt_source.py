@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tokenizers import Tokenizer
+
 from services.coordinator.history import RunHistory
-from sluice.data import PromptTable, check_unchanged, load_prompts, seed_of, stop_token_ids
+from sluice.data import PromptTable, check_unchanged, load_prompts, seed_of, stop_token_ids, tokenizer_of
 from sluice.types import Prompt, Sampling
 
 
@@ -16,6 +19,7 @@ class PromptSource:
 
     table: PromptTable
     stop_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer
 
     @classmethod
     async def load(cls, history: RunHistory) -> PromptSource:
@@ -27,7 +31,12 @@ class PromptSource:
         table = await asyncio.to_thread(load_prompts, history.spec)
         check_unchanged(history.data_manifest, table)
         stops = await asyncio.to_thread(stop_token_ids, history.spec)
-        return cls(table, stops)
+        tokenizer = await asyncio.to_thread(tokenizer_of, history.spec)
+        return cls(table, stops, tokenizer)
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        """A response as verifiers and people read it."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def prompt(self, history: RunHistory, n: int, version: int) -> Prompt:
         """Prompt n as issued at policy version number `version`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sluice.cli import audit, data, demo, export, logs, runs, submit, up, verify, watch
+from sluice.cli import audit, data, demo, export, logs, replay, runs, submit, up, verify, watch
 
 app = typer.Typer(
     help="Asynchronous DAPO training: start the services, submit runs, watch and steer them.",
@@ -23,6 +23,7 @@ app.command()(runs.resume)
 app.command()(runs.stop)
 app.add_typer(data.app, name="data")
 app.command()(audit.audit)
+app.command()(replay.replay)
 app.command()(export.export)
 app.command()(verify.verify)
 app.command()(demo.demo)

@@ -1,7 +1,7 @@
 """The training data and the model's files: what the coordinator reads before a run may start."""
 
 from sluice.data.manifest import check_unchanged, manifest_of
-from sluice.data.model_files import check_model, stop_token_ids
+from sluice.data.model_files import check_model, stop_token_ids, tokenizer_of
 from sluice.data.order import mixed_position, position, seed_of
 from sluice.data.prepared import write_prompts
 from sluice.data.table import PromptRow, PromptTable, TableCounts, load_prompts
@@ -18,5 +18,6 @@ __all__ = [
     "position",
     "seed_of",
     "stop_token_ids",
+    "tokenizer_of",
     "write_prompts",
 ]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from sluice.config import RunSpec
 from sluice.data.locate import locate
 from sluice.data.prompt_tokens import (
@@ -40,6 +42,11 @@ def check_model(spec: RunSpec) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         _check_shard(file)
     _check_vocabulary(folder)
+
+
+def tokenizer_of(spec: RunSpec) -> Tokenizer:
+    """The model's tokenizer. Raises: ConfigError: it is missing or damaged."""
+    return load_tokenizer(locate(spec.model.path, "model", "model.path"))
 
 
 def stop_token_ids(spec: RunSpec) -> tuple[int, ...]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from sluice.cli import main
 from sluice.transport.log import ledger_log, trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import Issue, RunState, Version
@@ -77,6 +81,30 @@ async def test_the_logs_tell_the_life_of_a_group_across_the_services(stack: Loca
     assert told["group_stored"]["policy_version"].startswith("v0.")
     (step, *_) = [line for line in stack.logs(run.id, "--service", "trainer") if line["event"] == "step"]
     assert (step["run"], step["policy_version"][:3]) == (run.id, "v1.")
+
+
+async def test_a_run_can_be_judged_again_by_another_verifier_and_another_rule(
+    stack: LocalStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with stack.client() as client:
+        run = await client.create(tiny(trainer__total_steps=2))
+        await wait_for(client, run.id, RunState.SUCCEEDED)
+        group = await client.group(run.id, next(g.n for g in await client.groups(run.id) if g.state == "trained"))
+    assert all(rollout.text is not None for rollout in group.rollouts)
+
+    def replayed(*options: str) -> dict[str, Any]:
+        assert main(["replay", run.id, "--json", "--at", stack.state.api_url, *options]) == 0
+        changes: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return changes
+
+    same = await asyncio.to_thread(replayed, "--verifier", "exact")
+    assert same["rollouts_judged"] >= 2 * 16 * 8 and same["groups"] >= 2 * 16
+    assert (same["wrong_to_right"], same["right_to_wrong"], same["decisions"]) == (0, 0, {})
+    other = await asyncio.to_thread(replayed, "--verifier", "multiple_choice")
+    assert other["rollouts_judged"] == same["rollouts_judged"]
+    assert other["right_to_wrong"] > 0 or other["failed"] > 0
+    everything = await asyncio.to_thread(replayed, "--no-filter")
+    assert everything["kept_after"] == everything["groups"] >= everything["kept_before"] >= 2 * 16
 
 
 async def test_pause_stops_the_steps_resume_goes_on_and_stop_ends_with_nothing_lost(stack: LocalStack) -> None:
