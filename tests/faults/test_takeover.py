@@ -95,6 +95,7 @@ async def test_a_batch_of_a_silent_coordinator_that_lands_after_its_successors_i
     await claims(stage, 2)
     await batches(stage, 1)
     batch.release()  # at this moment its successor's batch, the same, is the last record
+    await hands.store(*hands.held)
     await finish(stage, 4)
     await wait_for_state(second, stage.run_id, "succeeded")
     assert sorted((await trained(stage))[:4]) == [1, 2, 4, 6]

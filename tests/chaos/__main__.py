@@ -1,0 +1,72 @@
+"""`make chaos`: storms over several runs, each audited, and the weights of the real ones replayed bit for bit."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.storm import ROOT, Outcome, Storm, weather_the
+
+REAL_PAUSE, SIMULATED_PAUSE = 5.0, 1.5
+
+
+def main() -> int:
+    """0 when every run came through clean."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--real", type=int, default=2, help="runs with the real engine and trainer")
+    parser.add_argument("--simulated", type=int, default=2, help="runs with simulated ones")
+    parser.add_argument("--kills", type=int, default=60, help="in each run")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=ROOT / "artifacts" / "chaos")
+    chosen = parser.parse_args()
+    os.chdir(ROOT)  # the paths in run files start here
+    output = chosen.output.absolute()
+    storms = [
+        Storm(chosen.kills, chosen.seed + i, simulated, SIMULATED_PAUSE if simulated else REAL_PAUSE)
+        for i, simulated in enumerate([False] * chosen.real + [True] * chosen.simulated)
+    ]
+    outcomes = [_one(storm, output) for storm in storms]
+    killed = sum(outcome.killed.total() for outcome in outcomes)
+    broken = [outcome for outcome in outcomes if not outcome.clean]
+    print(f"{killed} kills in {len(outcomes)} runs; {len(broken)} runs with a broken invariant")
+    return 1 if broken else 0
+
+
+def _one(storm: Storm, output: Path) -> Outcome:
+    name = f"{'simulated' if storm.simulated else 'real'}-{storm.seed}"
+    outcome = asyncio.run(weather_the(storm, output / name))
+    (output / f"{name}.json").write_text(json.dumps(summary(outcome), indent=2) + "\n", encoding="utf-8")
+    print(f"{name}: {json.dumps(summary(outcome))}", flush=True)
+    return outcome
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """What the results page quotes."""
+    report = outcome.report
+    assert report is not None
+    counts = ("issued", "trained", "lost", "trained_twice", "staleness_violations", "capacity_violations")
+    return {
+        "storm": asdict(outcome.storm),
+        "kills": outcome.killed.total(),
+        "killed": dict(sorted(outcome.killed.items())),
+        "deleted_redis_files": outcome.deleted_redis_files,
+        "seconds": round(outcome.seconds),
+        "steps": report.training_steps,
+        "lineages": report.lineages,
+        **{name: getattr(report, name) for name in counts},
+        "several_attempts": report.groups_with_several_attempts,
+        "orphaned_rollouts": report.rollouts_orphaned,
+        "staleness": report.staleness_histogram,
+        "replayed": outcome.replayed,
+        "findings": [f"{finding.kind}: {finding.detail}" for finding in report.findings],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
