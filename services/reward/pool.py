@@ -4,8 +4,8 @@ Lanes, one a worker, take small batches from the backlog. A check that runs much
 usually do is set aside: it keeps its worker and its full time limit, the rest of its batch goes back to the end of
 the backlog (where one check hangs, others of the same request may), and the lane goes on with a spare worker. So a
 storm of hanging checks costs a lane a fraction of a second each, never the time limit. Places for checks set aside
-are bounded; while all are taken, such a check's worker is killed at once and the check waits its turn to be run again,
-alone and with the full limit.
+are bounded, for each verifier by itself: the hanging checks of one leave those of another alone. While all are taken,
+such a check's worker is killed at once and the check waits its turn to be run again, alone and with the full limit.
 
 A worker that dies takes its batch along, and the cause may lie outside the check (the kernel's memory killer, an
 operator): the check is run once more, alone in a fresh worker, before it gets an error.
@@ -32,7 +32,7 @@ MIN_WAIT_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """`workers` lanes, and as many places for checks set aside; `max_pending` items may wait or run."""
+    """`workers` lanes, and as many places for each verifier's checks set aside; `max_pending` items may wait or run."""
 
     workers: int
     timeout_seconds: float
@@ -47,7 +47,7 @@ class Pool:
         self.settings = settings
         self._supply = WorkerSupply(settings.limits, settings.workers)
         self._backlog = Backlog()
-        self._places = asyncio.Semaphore(settings.workers)
+        self._places: dict[str, asyncio.Semaphore] = {}
         self._paces: dict[str, Pace] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending = 0
@@ -65,6 +65,7 @@ class Pool:
         labels = await self._supply.start()
         self.labels = {name: label for name, label in labels.items() if not name.startswith(CHECK)}
         self._paces = {name: Pace() for name in labels}
+        self._places = {name: asyncio.Semaphore(self.settings.workers) for name in labels}
         metrics.LANES.set(self.settings.workers)
         for _ in range(self.settings.workers):
             self._run(self._lane())
@@ -174,11 +175,12 @@ class Pool:
         reusable = index == max(unfinished)
         job = unfinished.pop(index)
         self._backlog.add(unfinished.values())
-        if self._places.locked():
+        places = self._places[job.verifier]
+        if places.locked():
             await self._supply.discard(worker, "set_aside")
             self._run(self._alone(job))
             return
-        await self._places.acquire()
+        await places.acquire()
         self._run(self._adopt(worker, job, index, seconds, reusable))
 
     async def _adopt(self, worker: WorkerProcess, job: Job, index: int, seconds: float, reusable: bool) -> None:
@@ -186,7 +188,7 @@ class Pool:
         try:
             alive = await self._finish(worker, job, index, self.settings.timeout_seconds - seconds)
         finally:
-            self._places.release()
+            self._places[job.verifier].release()
         if alive and reusable:
             await self._supply.give_back(worker)
         elif alive:
@@ -194,7 +196,7 @@ class Pool:
 
     async def _alone(self, job: Job) -> None:
         """Run a check by itself with the full time limit, in a worker that nothing ran in before."""
-        async with self._places:
+        async with self._places[job.verifier]:
             if job.abandoned:
                 return
             worker = await self._supply.take_fresh()

@@ -22,7 +22,7 @@ _ANSWER = re.compile(
     rf"\b(?:final\s+)?answers?\b{_MARK}(?:{_SAYS}){_MARK}:?|答案{_MARK}(?::|是|为){_MARK}:?|^\s*\#{{4}}(?!\#)",
     re.IGNORECASE | re.MULTILINE,
 )
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.DOTALL)
 _DISPLAY = {"$$": "$$", "\\[": "\\]"}
 _SENTENCE_END = re.compile(r"(?<=[^.\s])\.(?=\s+[A-Z])|。(?=.)|(?<=\S)\s+\(?(?:because|since|as|where)\s+|[,;]?\s因为")
 _LEAD_IN = re.compile(
