@@ -77,3 +77,9 @@ def test_every_rejection_keeps_everything_when_both_policies_are_one() -> None:
     same: Tensor = torch.tensor([-1.0, -2.0, -3.0, -4.0])
     for statistic in get_args(Rejection):
         assert kept_tokens(same, same, RejectionRule(statistic, 1.001, 0.999), RESPONSES).all()
+
+
+def test_what_is_not_a_number_is_never_rejected_so_that_the_loss_finds_it() -> None:
+    trainer, behaviour = torch.full((4,), math.nan), torch.zeros(4)
+    for statistic in get_args(Rejection):
+        assert kept_tokens(trainer, behaviour, RejectionRule(statistic, 1.001, 0.999), RESPONSES).all()

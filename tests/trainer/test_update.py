@@ -121,8 +121,11 @@ def test_several_updates_keep_the_anchor_of_the_first(tiny_model: Path, one_rank
     assert distance(first, second) > 0.1
 
 
-def test_a_loss_that_is_not_finite_names_the_groups_and_changes_no_weight(tiny_model: Path, one_rank: Ranks) -> None:
-    spec = make_spec(tiny_model)
+@pytest.mark.parametrize("algorithm", [{}, {"rejection": "seq_mean_k1", "rejection_upper": 1000.0}])
+def test_a_loss_that_is_not_finite_names_the_groups_and_changes_no_weight(
+    tiny_model: Path, one_rank: Ranks, algorithm: dict[str, Any]
+) -> None:
+    spec = make_spec(tiny_model, algorithm=algorithm)
     engine = GradientProbe(spec)
     before = weights(engine)
     batch, rollouts = make_batch(spec)

@@ -89,10 +89,11 @@ def kept_tokens(trainer: Tensor, behaviour: Tensor, rule: RejectionRule, respons
     with torch.no_grad():
         scope, kind = rule.statistic.rsplit("_", 1)
         values = _reduce(scope, _estimate(kind, trainer, behaviour), responses)
+        # Negated, so that NaN is kept: it must reach the loss, where it is found and stops the run.
         if kind != "k1":
-            return values <= rule.upper
+            return ~(values > rule.upper)
         lower = math.log(rule.lower) if rule.lower > 0.0 else -math.inf
-        return (values >= lower) & (values <= math.log(rule.upper))
+        return ~((values < lower) | (values > math.log(rule.upper)))
 
 
 def _estimate(kind: str, trainer: Tensor, behaviour: Tensor) -> Tensor:
