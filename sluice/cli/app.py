@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from sluice.cli import audit, data, demo, export, logs, replay, runs, submit, up, verify, watch
+from sluice.cli import audit, data, demo, export, logs, replay, runs, submit, track, up, verify, watch
+from sluice.cli.eval import evaluate
 
 app = typer.Typer(
     help="Asynchronous DAPO training: start the services, submit runs, watch and steer them.",
@@ -17,6 +18,7 @@ app.command()(up.up)
 app.command()(submit.run)
 app.command()(runs.runs)
 app.command()(watch.watch)
+app.command()(track.track)
 app.command()(logs.logs)
 app.command()(runs.pause)
 app.command()(runs.resume)
@@ -26,4 +28,5 @@ app.command()(audit.audit)
 app.command()(replay.replay)
 app.command()(export.export)
 app.command()(verify.verify)
+app.command("eval")(evaluate)
 app.command()(demo.demo)

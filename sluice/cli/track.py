@@ -1,0 +1,129 @@
+"""`sluice track`: a run's training steps in JSONL, TensorBoard or Weights & Biases, while it runs and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from sluice.cli.connection import At, connect, newest_run, wait_for
+from sluice.client import RECONNECT_SECONDS, NoServerError, RunsClient
+from sluice.errors import ConfigError, TransientError
+from sluice.tracking.follow import Follower, failed
+from sluice.tracking.target import Opener, Subject
+from sluice.tracking.targets import FORMS, open_all, parse_target
+from sluice.views import RunView
+
+POLL_SECONDS = 2.0
+EVENTS_ARE_KEPT = timedelta(hours=24)
+"""A run that ended before this has no events left, and is tracked only when it is named."""
+
+TrackedRun = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="The run's id; default: the newest run.", show_default=False)
+]
+To = Annotated[
+    list[str],
+    typer.Option("--to", metavar="TARGET", envvar="SLUICE_TRACK_TO", help=f"{FORMS}; may be repeated."),
+]
+Name = Annotated[str | None, typer.Option("--name", help="What the trackers call the run; default: its id.")]
+All = Annotated[bool, typer.Option("--all", help="Every run, also those to come; until Ctrl-C.")]
+VerlNames = Annotated[bool, typer.Option("--verl-names", help="Write verl's names of the metrics beside ours.")]
+
+
+def track(
+    run: TrackedRun = None,
+    to: To = [],  # noqa: B006  # typer reads the default, nobody changes it
+    name: Name = None,
+    every_run: All = False,
+    verl_names: VerlNames = False,
+    at: At = None,
+) -> None:
+    """Write a run's training steps to trackers until it ends; started again, it goes on where it was."""
+    if not to:
+        raise ConfigError(f"--to: say where to track the run: {FORMS}")
+    if every_run and (run or name):
+        raise ConfigError(f"--all tracks every run under its id: leave out {'RUN' if run else '--name'}")
+    openers = [parse_target(text, many=every_run) for text in to]
+
+    async def work() -> None:
+        with _cancelled_by_sigterm():
+            async with connect(at) as client:
+                if every_run:
+                    await _track_all(client, lambda found: _track(client, found.id, openers, None, verl_names))
+                else:
+                    await _track(client, run or await newest_run(client), openers, name, verl_names)
+
+    wait_for(work())
+
+
+async def _track(
+    client: RunsClient, run_id: str, openers: Sequence[Opener], name: str | None, verl_names: bool
+) -> None:
+    run, ended = await client.get(run_id), None
+    targets = open_all(openers, Subject.of(run, name))
+    try:
+        for target in targets:
+            print(f"{run_id}: {target.place}, from step {target.last + 1}", flush=True)
+        ended = await Follower(client, run, targets, verl_names).follow()
+        print(f"{run_id} is {ended.state}: {ended.training_steps} steps are tracked", flush=True)
+    except asyncio.CancelledError:
+        print(f"{run_id} goes on; the same `sluice track` goes on with it", file=sys.stderr)
+        raise
+    finally:
+        for target in targets:
+            target.close(failed(ended))
+
+
+async def _track_all(client: RunsClient, begin: Callable[[RunView], Coroutine[Any, Any, None]]) -> None:
+    """Track every run, each in a task of its own.
+
+    Raises:
+        ConfigError, TransientError: as the first task that does, or when the coordinator stays away.
+    """
+    tasks: dict[str, asyncio.Task[None]] = {}
+    oldest = datetime.now(UTC) - EVENTS_ARE_KEPT
+    try:
+        while True:
+            for run in await _runs(client):
+                if run.id not in tasks and (run.finished_at is None or run.finished_at > oldest):
+                    tasks[run.id] = asyncio.create_task(begin(run))
+            await asyncio.sleep(POLL_SECONDS)
+            for task in tasks.values():
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+async def _runs(client: RunsClient) -> tuple[RunView, ...]:
+    """All runs, once the coordinator answers. Raises: TransientError, NoServerError: it stays away."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + RECONNECT_SECONDS
+    while True:
+        try:
+            return await client.runs()
+        except (TransientError, NoServerError):
+            if clock() > deadline:
+                raise
+        await asyncio.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """Within, SIGTERM cancels the task that entered, as Ctrl-C does by itself: trackers are closed in order."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

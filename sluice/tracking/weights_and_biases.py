@@ -1,0 +1,64 @@
+"""A run in Weights & Biases, online or offline, whichever its own settings (`WANDB_MODE`, `wandb offline`) say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sluice.errors import ConfigError
+from sluice.tracking.steps import TrackedStep
+from sluice.tracking.target import Subject, library
+from sluice.tracking.wandb_file import last_step
+
+
+class WeightsAndBiases:
+    """One run there, under the id of ours: whoever opens it again goes on with it, from any machine when online.
+
+    Offline each opening adds a folder; `wandb sync` puts them together again, in order.
+    """
+
+    def __init__(self, project: str, subject: Subject) -> None:
+        """`project` may begin with its entity: ENTITY/PROJECT.
+
+        Raises:
+            ConfigError: wandb is not installed, or it refuses: no key, no such entity, a name that it cannot have.
+        """
+        wandb = library("wandb")
+        entity, _, name = project.rpartition("/")
+        # This process only follows the run: what its machine, folder and console look like says nothing about it.
+        settings = wandb.Settings(
+            console="off",
+            quiet=True,
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        )
+        try:
+            self._run = wandb.init(
+                entity=entity or None,
+                project=name,
+                id=subject.run_id,
+                name=subject.name,
+                config=subject.config,
+                resume="allow",
+                reinit="create_new",
+                settings=settings,
+            )
+        except wandb.errors.Error as error:
+            raise ConfigError(f"wandb:{project}: {error}") from None
+        if self._run.offline:
+            folder = Path(self._run.dir).parent
+            self.place = str(folder)
+            self.last = last_step(sorted(folder.parent.glob(f"*run-*-{subject.run_id}/run-{subject.run_id}.wandb")))
+        else:
+            self.place = self._run.url or project
+            self.last = max(self._run.starting_step - 1, 0)
+
+    def write(self, step: TrackedStep) -> None:
+        """Sent at once; wandb would keep it until the next one otherwise."""
+        values = {**step.values, "_timestamp": step.time.timestamp()}
+        self._run.log(values, step=step.number, commit=True)
+        self.last = step.number
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
