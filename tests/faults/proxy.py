@@ -33,11 +33,10 @@ class Do(StrEnum):
 
 @dataclass
 class Trap:
-    """Catches the first published message on `subject` (shell wildcards) whose bytes hold `containing`."""
+    """Catches the first message that is published on `subject` (shell wildcards)."""
 
     subject: str
     do: Do
-    containing: bytes
     on_catch: Callable[[], None]
     caught: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,11 +79,9 @@ class Proxy:
         self._server.close()
         await end_tasks(list(self._tasks))
 
-    def catch(
-        self, subject: str, do: Do = Do.HOLD, containing: bytes = b"", on_catch: Callable[[], None] = lambda: None
-    ) -> Trap:
+    def catch(self, subject: str, do: Do = Do.HOLD, on_catch: Callable[[], None] = lambda: None) -> Trap:
         """Set a trap for one message; `on_catch` is called at once, before anything else moves."""
-        trap = Trap(subject, do, containing, on_catch)
+        trap = Trap(subject, do, on_catch)
         self._traps.append(trap)
         return trap
 
@@ -139,7 +136,7 @@ class Proxy:
         if parts[0].upper() not in ("PUB", "HPUB"):
             return 1
         for trap in self._traps:
-            if not trap.caught.is_set() and fnmatch.fnmatchcase(parts[1], trap.subject) and trap.containing in frame:
+            if not trap.caught.is_set() and fnmatch.fnmatchcase(parts[1], trap.subject):
                 trap.caught.set()
                 trap.on_catch()
                 return self._fate(trap, parts)
