@@ -46,16 +46,17 @@ def arithmetic(spec: RunSpec) -> list[tuple[str, str]]:
     """What the numbers of the spec mean together: (what, how much) lines."""
     t, r, d, eta = spec.trainer, spec.rollout, spec.data, spec.asynchrony.max_staleness
     rollouts = t.prompts_per_step * r.group_size
+    updates = t.updates_per_step * t.epochs_per_step
     row = d.max_prompt_length + r.max_response_length
     in_flight = min(eta + 1, t.total_steps) * t.prompts_per_step
     checkpoints = math.ceil(t.total_steps / spec.checkpoint.interval)
     return [
         ("config hash", spec.config_hash),
         ("a training step", f"{t.prompts_per_step} kept groups × {r.group_size} rollouts = {rollouts} rollouts"),
-        ("an optimizer update", f"{rollouts // t.updates_per_step} rollouts; {t.updates_per_step} in a training step"),
+        ("an optimizer update", f"{rollouts // t.updates_per_step} rollouts; {updates} in a training step"),
         (
             "the whole run",
-            f"{t.total_steps} training steps, {t.total_steps * t.updates_per_step} optimizer updates, "
+            f"{t.total_steps} training steps, {t.total_steps * updates} optimizer updates, "
             f"{t.total_steps * t.prompts_per_step} kept groups; dropped groups come on top",
         ),
         ("groups not yet trained", f"at most {in_flight} = (max_staleness {eta} + 1) × {t.prompts_per_step}"),

@@ -1,0 +1,76 @@
+"""The nouns that every service shares, as frozen dataclasses. `sluice.wire.codec` turns them into bytes.
+
+Read `group.py`, then `records.py`, from top to bottom: this is the life of a group. A Prompt is issued, a worker makes
+Rollouts, the reward service gives Verdicts, the worker stores a Group, the coordinator puts it into a Batch, the trainer
+turns that into the next PolicyVersion.
+"""
+
+from sluice.types.group import (
+    DropReason,
+    FinishReason,
+    Group,
+    GroupStatus,
+    PolicyVersion,
+    Prompt,
+    Rollout,
+    RolloutSummary,
+    Sampling,
+    ScoreItem,
+    Verdict,
+    VerdictKind,
+    VersionSpan,
+    spans_cover,
+)
+from sluice.types.records import (
+    Batch,
+    BatchGroup,
+    Checkpoint,
+    Claim,
+    Drop,
+    Floors,
+    Issue,
+    LedgerRecord,
+    Lineage,
+    RunCreated,
+    RunState,
+    SamplingStats,
+    StateChange,
+    Tally,
+    TrainerRecord,
+    TrainingFailed,
+    Version,
+)
+
+__all__ = [
+    "Batch",
+    "BatchGroup",
+    "Checkpoint",
+    "Claim",
+    "Drop",
+    "DropReason",
+    "FinishReason",
+    "Floors",
+    "Group",
+    "GroupStatus",
+    "Issue",
+    "LedgerRecord",
+    "Lineage",
+    "PolicyVersion",
+    "Prompt",
+    "Rollout",
+    "RolloutSummary",
+    "RunCreated",
+    "RunState",
+    "Sampling",
+    "SamplingStats",
+    "ScoreItem",
+    "StateChange",
+    "Tally",
+    "TrainerRecord",
+    "TrainingFailed",
+    "Verdict",
+    "VerdictKind",
+    "Version",
+    "VersionSpan",
+    "spans_cover",
+]
