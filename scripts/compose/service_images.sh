@@ -15,23 +15,40 @@ for service in json.load(sys.stdin)["services"].values():
 ' | sort -u
 }
 
+inputs=(Dockerfile .dockerignore LICENSE README.md configs constraints.txt deploy/compose/build deploy/compose/image
+    pyproject.toml services sluice)
+context=$home/context
+
+take_snapshot() { # so that all images are of one moment, however long they take and whoever goes on writing
+    rm -rf "$context"
+    mkdir -p "$context/$(dirname "$WHEELHOUSE")"
+    cp -a --parents "${inputs[@]}" "$context"
+    cp -al "$WHEELHOUSE" "$context/$WHEELHOUSE"
+}
+
 fingerprint() { # of everything that an image is made of
-    { builds && find Dockerfile .dockerignore LICENSE README.md configs constraints.txt deploy/compose/{build,image} \
-        pyproject.toml services sluice -type f ! -name '*.pyc' -exec cksum {} + | sort; } | cksum
+    { builds && cd "$context" && find "${inputs[@]}" -type f ! -name '*.pyc' -exec cksum {} + | sort; } | cksum
 }
 
 build() { # IMAGE TARGET ARGUMENT...
     local image=$1 target=$2
     shift 2
-    say "building $image"
-    podman build --quiet --network none --target "$target" "${@/#/--build-arg=}" --tag "$image" . \
+    podman build --quiet --network none --target "$target" "${@/#/--build-arg=}" --tag "$image" "$context" \
         >"$home/build.log" 2>&1 </dev/null || fail "$image cannot be built: $(tail -n 1 "$home/build.log")"
 }
 
+build_and_keep_packages() { # as above; the stage that takes longest gets a name, so that it outlives the clean-up below
+    say "building $1"
+    build "${1/:/-packages:}" packages "${@:3}"
+    build "$@"
+}
+
+scripts/compose/wheelhouse.sh "$WHEELHOUSE" 2>"$home/wheelhouse.log" ||
+    fail "wheels cannot be collected: $(tail -n 1 "$home/wheelhouse.log")"
+take_snapshot
 built=$(fingerprint)
 if [ "$(cat "$home/images-stamp" 2>/dev/null)" = "$built" ] &&
     builds | cut -d ' ' -f 1 | xargs -n 1 podman image exists; then exit 0; fi
-scripts/compose/wheelhouse.sh "$WHEELHOUSE" 2>"$home/wheelhouse.log" ||
-    fail "wheels cannot be collected: $(tail -n 1 "$home/wheelhouse.log")"
-while read -r -a words; do build "${words[@]}"; done < <(builds)
-echo "$built" >"$home/images-stamp" # of the time before, so that a file changed meanwhile is built the next time
+while read -r -a words; do build_and_keep_packages "${words[@]}"; done < <(builds)
+podman image prune --force >"$home/prune.log" # what the time before has left
+echo "$built" >"$home/images-stamp"
