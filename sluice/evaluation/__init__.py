@@ -1,0 +1,5 @@
+"""Evaluation: many responses to each problem of a set, judged, and what they say of the model.
+
+`settings.py` is what is asked, `session.py` gets it done with engines and verifiers, `samples.py` keeps it in a folder,
+`report.py` makes the numbers, `views.py` is their form. The formulas are in `sluice/algorithms/evaluation.py`.
+"""
