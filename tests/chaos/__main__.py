@@ -20,6 +20,7 @@ def main() -> int:
     """0 when every run came through clean."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--real", type=int, default=2, help="runs with the real engine and trainer")
+    parser.add_argument("--ranks", type=int, default=1, help="of the real trainer")
     parser.add_argument("--simulated", type=int, default=2, help="runs with simulated ones")
     parser.add_argument("--kills", type=int, default=60, help="in each run")
     parser.add_argument("--seed", type=int, default=1)
@@ -27,10 +28,9 @@ def main() -> int:
     chosen = parser.parse_args()
     os.chdir(ROOT)  # the paths in run files start here
     output = chosen.output.absolute()
-    storms = [
-        Storm(chosen.kills, chosen.seed + i, simulated, SIMULATED_PAUSE if simulated else REAL_PAUSE)
-        for i, simulated in enumerate([False] * chosen.real + [True] * chosen.simulated)
-    ]
+    real = [Storm(chosen.kills, chosen.seed + i, False, REAL_PAUSE, chosen.ranks) for i in range(chosen.real)]
+    others = range(chosen.real, chosen.real + chosen.simulated)
+    storms = real + [Storm(chosen.kills, chosen.seed + i, True, SIMULATED_PAUSE) for i in others]
     outcomes = [_one(storm, output) for storm in storms]
     killed = sum(outcome.killed.total() for outcome in outcomes)
     broken = [outcome for outcome in outcomes if not outcome.clean]

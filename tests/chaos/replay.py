@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-from services.trainer.config import TrainerSettings
+from sluice.local.stack import TORCH_ENVIRONMENT
 from sluice.transport.log import follow_stream, last_sequence, read_stream, trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import Version
 from sluice.weights.fetch import fetch_version
 from sluice.wire import subjects
-from tests.servers import NatsServer
-from tests.trainer.running import trainer_process
+from tests.servers import NatsServer, free_port
 
 PATIENCE = 300.0
 GAP = "rollouts.gap"
@@ -36,7 +38,7 @@ class Recording:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def replay(self, folder: Path) -> str:
+    async def replay(self, folder: Path, ranks: int) -> str:
         """`equal` if an undisturbed trainer makes the same weights of the recorded batches, else what differs."""
         subject = subjects.rollouts(self._run_id)
         end = await last_sequence(self._bus, subjects.ROLLOUTS, subject)
@@ -49,9 +51,7 @@ class Recording:
             bus = await Bus.connect(server.url, "replay")
             await bus.ensure_streams()
             await self._copy(bus)
-            settings = TrainerSettings(nats_url=server.url, data_dir=folder / "data")
-            with trainer_process(settings) as trainer:
-                code = await asyncio.to_thread(trainer.wait, PATIENCE)
+            code = await asyncio.to_thread(train, server.url, folder / "data", ranks)
             found = (
                 await self._compare(bus, folder) if code == 0 else f"the trainer that replays ended with code {code}"
             )
@@ -88,3 +88,24 @@ class Recording:
 async def _tensors(record: Version, cache: Path) -> dict[str, bytes]:
     folder, manifest = await fetch_version(record, cache, 30)
     return {t.name: (folder / t.file).read_bytes()[t.offset : t.offset + t.nbytes] for t in manifest.tensors}
+
+
+def train(nats_url: str, data: Path, ranks: int) -> int:
+    """Serve one run to its end with `ranks` processes; the worst of their exit codes."""
+    variables = {
+        **TORCH_ENVIRONMENT,
+        "SLUICE_NATS_URL": nats_url,
+        "SLUICE_DATA_DIR": str(data),
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+    }
+    command = [sys.executable, "-m", "services.trainer"]
+    processes = [
+        subprocess.Popen(command, env=os.environ | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    try:
+        return max(process.wait(PATIENCE) for process in processes)
+    finally:
+        for process in processes:
+            process.kill()

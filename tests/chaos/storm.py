@@ -28,8 +28,10 @@ from sluice.transport.nats import Bus
 from sluice.types import RunState
 from sluice.views import RunAction, RunView
 from tests.chaos.replay import Recording
+from tests.rollout.stage import Stage
 
 ROOT = Path(__file__).parent.parent.parent
+MODEL = ROOT / "models" / "tiny"
 CALM_STEPS = 3
 """Training steps that the run must make by itself after the last kill."""
 CALM_SECONDS = 240.0
@@ -46,6 +48,10 @@ class Storm:
     """Simulated engines and trainer instead of the real ones: more groups, more kills, no weights to compare."""
     pause_seconds: float
     """Mean time between kills."""
+    ranks: int = 1
+    """Of the trainer; killing one ends all."""
+    silence_seconds: float | None = None
+    """After how long the prompts of a silent worker go to another one; None: as in service."""
 
 
 @dataclass(slots=True)
@@ -92,7 +98,12 @@ async def weather(storm: Storm, folder: Path) -> AsyncIterator[Weather]:
     """The stack, healthy; ended with the block."""
     change: Callable[[Any], Any] = simulated(SIMULATION) if storm.simulated else lambda service: service
     options = StackOptions(
-        data=folder / "data", model=ROOT / "models" / "tiny", engine_dtype="float32", rollout_workers=2, change=change
+        data=folder / "data",
+        model=MODEL,
+        engine_dtype="float32",
+        rollout_workers=2,
+        trainer_ranks=storm.ranks,
+        change=change,
     )
     shutil.rmtree(folder, ignore_errors=True)
     found = Weather(options, folder / "logs")
@@ -132,6 +143,8 @@ async def _survive(storm: Storm, outcome: Outcome, around: Weather, client: Runs
     bus = await Bus.connect(around.stack.nats_url, "chaos")
     run = await client.create(spec_of(storm))
     recording = Recording(bus, run.id)
+    if storm.silence_seconds is not None:
+        await Stage(bus, MODEL, folder, run.id).forget_silent_workers_after(storm.silence_seconds)
     try:
         await _steps(client, run.id, 1)
         await _kill(storm, outcome, around)
@@ -141,7 +154,7 @@ async def _survive(storm: Storm, outcome: Outcome, around: Weather, client: Runs
         await _until(client, run.id, lambda view: view.state is RunState.STOPPED)
         report = await audit(around.stack.nats_url, run.id)
         if not storm.simulated:
-            outcome.replayed = await recording.replay(folder / "replay")
+            outcome.replayed = await recording.replay(folder / "replay", storm.ranks)
         return report
     finally:
         await recording.end()
