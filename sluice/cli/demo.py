@@ -21,12 +21,13 @@ from sluice.cli.plot import plot_run
 from sluice.cli.progress import dropped_text
 from sluice.cli.resolve import resolve
 from sluice.cli.summary import Audit, Summary, summarize
-from sluice.cli.up import reporter, stack_options
+from sluice.cli.up import TrackTo, reporter, stack_options
 from sluice.cli.watch import follow, view
 from sluice.client import RunsClient
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, SluiceError, WaitTimeoutError
 from sluice.local.run import MODEL_MAKERS, RunningStack, check_model, running_stack
+from sluice.local.stack import StackOptions
 from sluice.local.state import ARTIFACTS
 from sluice.types import RunState
 from sluice.views import RunView, StepView
@@ -46,11 +47,13 @@ def demo(
     no_early_stop: NoEarlyStop = False,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nobody changes it
     deadline_seconds: Deadline = 1800.0,
+    track_to: TrackTo = [],  # noqa: B006  # typer reads the default, nobody changes it
 ) -> None:
     """Train the demo's model from nothing, and show that it learned and that no group was lost or trained twice."""
     spec = resolve(config, [*overrides, *(["trainer.target_reward=none"] if no_early_stop else [])])
+    options = stack_options(spec, ARTIFACTS / name, track_to)
     make_model(Path(spec.model.path))
-    raise typer.Exit(wait_for(_demo(spec, name, deadline_seconds)))
+    raise typer.Exit(wait_for(_demo(spec, name, options, deadline_seconds)))
 
 
 def make_model(path: Path) -> None:
@@ -70,8 +73,7 @@ def make_model(path: Path) -> None:
         raise ConfigError(f"model.path = {path}: it could not be made; the lines above say why")
 
 
-async def _demo(spec: RunSpec, name: str, deadline_seconds: float) -> int:
-    options = stack_options(spec, ARTIFACTS / name)
+async def _demo(spec: RunSpec, name: str, options: StackOptions, deadline_seconds: float) -> int:
     async with running_stack(name, options, reporter(), fresh=True) as running:
         return await running.supervisor.during(_train(spec, running, deadline_seconds))
 

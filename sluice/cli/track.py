@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from sluice.cli.connection import At, connect, newest_run, wait_for
 from sluice.client import RECONNECT_SECONDS, NoServerError, RunsClient
 from sluice.errors import ConfigError, TransientError
+from sluice.telemetry import configure_logging, get_logger
 from sluice.tracking.follow import Follower, failed
 from sluice.tracking.target import Opener, Subject
 from sluice.tracking.targets import FORMS, open_all, parse_target
@@ -49,50 +50,67 @@ def track(
         raise ConfigError(f"--to: say where to track the run: {FORMS}")
     if every_run and (run or name):
         raise ConfigError(f"--all tracks every run under its id: leave out {'RUN' if run else '--name'}")
-    openers = [parse_target(text, many=every_run) for text in to]
+    tracking = Tracking(tuple(parse_target(text, many=every_run) for text in to), name, verl_names)
 
     async def work() -> None:
         with _cancelled_by_sigterm():
             async with connect(at) as client:
                 if every_run:
-                    await _track_all(client, lambda found: _track(client, found.id, openers, None, verl_names))
+                    await _track_all(client, tracking)
                 else:
-                    await _track(client, run or await newest_run(client), openers, name, verl_names)
+                    await _track(client, run or await newest_run(client), tracking, _print)
 
     wait_for(work())
 
 
-async def _track(
-    client: RunsClient, run_id: str, openers: Sequence[Opener], name: str | None, verl_names: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Tracking:
+    """What the user chose, the same for every run."""
+
+    openers: tuple[Opener, ...]
+    name: str | None
+    verl_names: bool
+
+
+async def _track(client: RunsClient, run_id: str, tracking: Tracking, say: Callable[[str, str], None]) -> None:
+    """Track one run to its end; `say` takes its id and what has become of it."""
     run, ended = await client.get(run_id), None
-    targets = open_all(openers, Subject.of(run, name))
+    targets = open_all(tracking.openers, Subject.of(run, tracking.name))
     try:
         for target in targets:
-            print(f"{run_id}: {target.place}, from step {target.last + 1}", flush=True)
-        ended = await Follower(client, run, targets, verl_names).follow()
-        print(f"{run_id} is {ended.state}: {ended.training_steps} steps are tracked", flush=True)
+            say(run_id, f"to {target.place}, from step {target.last + 1}")
+        ended = await Follower(client, run, targets, tracking.verl_names).follow()
+        say(run_id, f"{ended.state} after {ended.training_steps} steps, and tracked")
     except asyncio.CancelledError:
-        print(f"{run_id} goes on; the same `sluice track` goes on with it", file=sys.stderr)
+        say(run_id, "goes on; the same `sluice track` goes on with it")
         raise
     finally:
         for target in targets:
             target.close(failed(ended))
 
 
-async def _track_all(client: RunsClient, begin: Callable[[RunView], Coroutine[Any, Any, None]]) -> None:
-    """Track every run, each in a task of its own.
+def _print(run_id: str, text: str) -> None:
+    print(f"{run_id}: {text}", flush=True)
+
+
+async def _track_all(client: RunsClient, tracking: Tracking) -> None:
+    """Track every run, each in a task of its own, as a service does: it says so in its log.
 
     Raises:
         ConfigError, TransientError: as the first task that does, or when the coordinator stays away.
     """
+    configure_logging("info")
+    log = get_logger("tracker")
     tasks: dict[str, asyncio.Task[None]] = {}
-    oldest = datetime.now(UTC) - EVENTS_ARE_KEPT
     try:
         while True:
+            oldest = datetime.now(UTC) - EVENTS_ARE_KEPT
             for run in await _runs(client):
                 if run.id not in tasks and (run.finished_at is None or run.finished_at > oldest):
-                    tasks[run.id] = asyncio.create_task(begin(run))
+                    work = _track(
+                        client, run.id, tracking, lambda run_id, text: log.info("tracking", run=run_id, detail=text)
+                    )
+                    tasks[run.id] = asyncio.create_task(work)
             await asyncio.sleep(POLL_SECONDS)
             for task in tasks.values():
                 if task.done():

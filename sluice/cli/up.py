@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +20,7 @@ from sluice.local.stack import StackOptions
 from sluice.local.state import ARTIFACTS
 from sluice.local.supervisor import Change, Notice
 from sluice.secrets import read_secret
+from sluice.tracking.targets import FORMS, parse_target
 
 RunFile = Annotated[
     Path, typer.Argument(metavar="RUN_FILE", help="A run file: its model is what the engines load.", show_default=False)
@@ -31,6 +32,10 @@ Rewards = Annotated[int, typer.Option("--reward-servers", min=1, help="Replicas 
 Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one field of the run file; may be repeated."),
+]
+TrackTo = Annotated[
+    list[str],
+    typer.Option("--track-to", metavar="TARGET", help=f"Track every run there: {FORMS}; may be repeated."),
 ]
 Port = Annotated[
     int | None, typer.Option("--api-port", min=1, max=65535, help="Port of the REST API; default: a free one.")
@@ -44,6 +49,7 @@ def up(  # noqa: PLR0913, PLR0917  # one parameter for each flag
     trainer_ranks: Ranks = 1,
     reward_servers: Rewards = 2,
     api_port: Port = None,
+    track_to: TrackTo = [],  # noqa: B006  # typer reads the default, nobody changes it
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nobody changes it
 ) -> None:
     """Start all services on this machine and keep them alive; Ctrl-C ends them. Runs go on at the next start."""
@@ -51,6 +57,7 @@ def up(  # noqa: PLR0913, PLR0917  # one parameter for each flag
     options = stack_options(
         spec,
         ARTIFACTS / name,
+        track_to,
         rollout_workers=workers,
         trainer_ranks=trainer_ranks,
         reward_servers=reward_servers,
@@ -59,13 +66,20 @@ def up(  # noqa: PLR0913, PLR0917  # one parameter for each flag
     wait_for(_serve(name, options, file))
 
 
-def stack_options(spec: RunSpec, folder: Path, **chosen: object) -> StackOptions:
-    """The options of a stack in `folder` whose engines load the model of `spec`."""
+def stack_options(spec: RunSpec, folder: Path, track_to: Sequence[str] = (), **chosen: object) -> StackOptions:
+    """The options of a stack in `folder` whose engines load the model of `spec`, and whose runs are tracked.
+
+    Raises:
+        ConfigError: a target is none, or its library is not installed.
+    """
+    for target in track_to:
+        parse_target(target, many=True)
     return StackOptions(
         data=folder / "data",
         model=Path(spec.model.path),
         engine_dtype=spec.model.engine_dtype,
         token=read_secret("SLUICE_API_TOKEN", os.environ),
+        track_to=tuple(track_to),
         **chosen,  # type: ignore[arg-type]  # the callers' keywords are typed options of commands
     )
 

@@ -48,6 +48,8 @@ class StackOptions:
     ports: Mapping[str, int] = field(default_factory=dict)
     """Ports the user asked for, by name: `api`, `nats`, `redis`."""
     token: str | None = None
+    track_to: tuple[str, ...] = ()
+    """Targets of `sluice track`, which follows every run of the stack."""
     change: Callable[[Service], Service] = lambda service: service
     """What experiments put in a service's place; no command of ours sets it."""
 
@@ -120,6 +122,8 @@ class _Plan:
             yield self._engine(i)
             yield self._rollout(i, [r.name for r in rewards])
         yield self._trainer()
+        if self.options.track_to:
+            yield self._tracker(self.options.track_to)
 
     def _nats(self) -> Service:
         argv = (binaries.nats_server(), "--config", str(self.data / "nats.conf"))
@@ -216,6 +220,18 @@ class _Plan:
             fresh_ports=("MASTER_PORT",),
             ends_after_work=True,
         )
+
+    def _tracker(self, targets: tuple[str, ...]) -> Service:
+        url = f"http://{LOOPBACK}:{self.ports['api']}"
+        to = tuple(word for target in targets for word in ("--to", target))
+        environment = {"PYTHONUNBUFFERED": "1", "WANDB_SILENT": "true"}
+        if self.options.token:
+            environment["SLUICE_API_TOKEN"] = self.options.token
+        command = Command(
+            "tracker", (sys.executable, "-m", "sluice.cli", "track", "--all", "--at", url, *to), environment
+        )
+        # Optional: nobody waits for it, and it goes on where it was.
+        return Service("tracker", (command,), health=(), after=("coordinator",), optional=True)
 
     def _common(self, metrics_port: str | None) -> dict[str, str]:
         return {

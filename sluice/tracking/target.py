@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sluice.errors import ConfigError
 from sluice.tracking.steps import TrackedStep
 from sluice.views import RunView
 
@@ -70,15 +69,5 @@ Opener = Callable[[Subject], Target]
 
 
 def library(module: str) -> Any:
-    """A library of the extra `tracking`, loaded now.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the library {error.name!r} is not installed; it comes with the extra `tracking`: "
-            f"pip install 'sluice[tracking]'"
-        ) from None
+    """A module of the extra `tracking`, loaded now and not before; `parse_target` has seen that it is installed."""
+    return importlib.import_module(module)

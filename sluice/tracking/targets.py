@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,13 +19,18 @@ def parse_target(text: str, many: bool = False) -> Opener:
     """How to open the target that `text` names, for one run or for `many`.
 
     Raises:
-        ConfigError: there is no such kind, or nothing after it, or it is one file for many runs.
+        ConfigError: there is no such kind, or nothing after it; it is one file for many runs; its library is missing.
     """
     kind, _, where = text.partition(":")
     if kind not in KINDS or not where:
         raise ConfigError(f"--to {text}: must be {FORMS}")
     if many and kind == "jsonl" and not _is_folder(where):
         raise ConfigError(f"--to {text}: is one file for many runs; give a folder: jsonl:{where}/")
+    if kind in LIBRARIES and importlib.util.find_spec(LIBRARIES[kind]) is None:
+        raise ConfigError(
+            f"--to {text}: the library {LIBRARIES[kind]!r} is not installed; it comes with the extra `tracking`: "
+            f"pip install 'sluice[tracking]'"
+        )
     return lambda subject: KINDS[kind](where, subject)
 
 
@@ -64,3 +70,5 @@ KINDS: dict[str, Callable[[str, Subject], Target]] = {
     "tensorboard": _tensorboard,
     "wandb": WeightsAndBiases,
 }
+LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb"}
+"""What a kind needs of the extra `tracking`."""

@@ -18,7 +18,7 @@ class TensorBoard:
     """The folder of one run. Each opening adds an event file; it takes back whatever is not below its first step."""
 
     def __init__(self, folder: Path, subject: Subject) -> None:
-        """Raises: ConfigError: TensorBoard is not installed; the folder cannot be written, or is being written."""
+        """Raises: ConfigError: the folder cannot be written, or is being written."""
         files = library("tensorboard.summary.writer.event_file_writer")
         self._events, self._summaries = (
             library(f"tensorboard.compat.proto.{name}_pb2") for name in ("event", "summary")
@@ -61,11 +61,7 @@ class TensorBoard:
 
 
 def last_step(folder: Path) -> int:
-    """Number of the last step of which an event file in `folder` has values; 0 when none has.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
-    """
+    """Number of the last step of which an event file in `folder` has values; 0 when none has."""
     loader = library("tensorboard.backend.event_processing.event_file_loader")
     steps = [
         event.step

@@ -18,11 +18,7 @@ WHOLE, LAST = 1, 4
 
 
 def last_step(files: list[Path]) -> int:
-    """Number of the last step of which `files`, all of one run, have values; 0 when none has.
-
-    Raises:
-        ConfigError: wandb is not installed.
-    """
+    """Number of the last step of which `files`, all of one run, have values; 0 when none has."""
     messages = library("wandb.proto.wandb_internal_pb2")
     found = 0
     for file in files:

@@ -20,7 +20,7 @@ class WeightsAndBiases:
         """`project` may begin with its entity: ENTITY/PROJECT.
 
         Raises:
-            ConfigError: wandb is not installed, or it refuses: no key, no such entity, a name that it cannot have.
+            ConfigError: wandb refuses: no key, no such entity, a name that it cannot have.
         """
         wandb = library("wandb")
         entity, _, name = project.rpartition("/")
