@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from sluice.cli import audit, data, demo, export, logs, replay, runs, submit, track, up, verify, watch
+from sluice.cli.eval import evaluate
 
 app = typer.Typer(
     help="Asynchronous DAPO training: start the services, submit runs, watch and steer them.",
@@ -27,4 +28,5 @@ app.command()(audit.audit)
 app.command()(replay.replay)
 app.command()(export.export)
 app.command()(verify.verify)
+app.command("eval")(evaluate)
 app.command()(demo.demo)
