@@ -10,6 +10,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from services.trainer.config import TrainerSettings
 from sluice.audit import audit
 from sluice.transport.log import read_stream, trainer_log
@@ -84,7 +86,7 @@ def settings_of(nats: str, folder: Path) -> TrainerSettings:
     return TrainerSettings(nats_url=nats, nats_deadline_seconds=10, data_dir=folder, lease_seconds=1)
 
 
-async def begin(coordinator: Coordinator, bus: Bus, folder: Path, steps: int = 4, interval: int = 1) -> Run:
+async def begin(coordinator: Coordinator, bus: Bus, steps: int = 4, interval: int = 1) -> Run:
     run = spec(
         trainer__prompts_per_step=2, trainer__total_steps=steps, checkpoint__interval=interval, rollout__group_size=2
     )
@@ -102,7 +104,7 @@ async def test_a_purge_takes_no_rollout_or_group_that_is_live_or_not_yet_trained
     bus: Bus, nats_url: str, start_coordinator: StartCoordinator, tmp_path: Path
 ) -> None:
     first = start_coordinator(nats_url)
-    run = await begin(first, bus, tmp_path, steps=5)
+    run = await begin(first, bus, steps=5)
     with trainer_process(settings_of(nats_url, tmp_path)):
         await run.generate(3, 2, 1, 0)
         await run.commit(3, 1)
@@ -132,7 +134,7 @@ async def test_a_trainer_that_was_frozen_over_its_successor_stores_and_purges_no
     bus: Bus, nats_url: str, start_coordinator: StartCoordinator, tmp_path: Path
 ) -> None:
     coordinator = start_coordinator(nats_url)
-    run = await begin(coordinator, bus, tmp_path, interval=2)
+    run = await begin(coordinator, bus, interval=2)
     settings = settings_of(nats_url, tmp_path)
     with trainer_process(settings) as frozen:
         await run.both(0, 1)
@@ -157,3 +159,25 @@ async def test_a_trainer_that_was_frozen_over_its_successor_stores_and_purges_no
             await wait_for_state(coordinator, run.id, "succeeded", 40)
     assert [r.lineage for r in await run.records() if isinstance(r, Lineage)] == [1, 2]
     await assert_clean(nats_url, run, groups=8)
+
+
+async def test_a_rollout_stream_that_orphans_fill_up_is_emptied_by_early_checkpoints_before_anybody_is_stuck(
+    bus: Bus,
+    nats_url: str,
+    start_coordinator: StartCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, room, orphan = 24, 1 << 20, bytes(100_000)
+    monkeypatch.setenv("SLUICE_ROLLOUTS_BYTES", str(room))
+    coordinator = start_coordinator(nats_url)
+    run = await begin(coordinator, bus, steps=steps, interval=steps)
+    with trainer_process(settings_of(nats_url, tmp_path)):
+        for step in range(steps):
+            await bus.publish(subjects.rollouts(run.id), orphan)  # what an attempt leaves that died
+            await run.both(2 * step, 2 * step + 1)
+        await wait_for_state(coordinator, run.id, "succeeded", 40)
+    assert steps * len(orphan) > 2 * room
+    early = [k for k, _ in await run.checkpoints() if k < steps]
+    assert len(early) >= 2, "none of them was due by the interval"
+    await assert_clean(nats_url, run, groups=2 * steps)
