@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,7 +35,7 @@ class StepFold:
         self._began = run.first_issue_at or run.created_at
         self._batches: dict[int, tuple[datetime, Mapping[str, Any]]] = {}
         self.done = 0
-        """Number of the last step that went out."""
+        """Steps that went out, or never will."""
 
     def see_batches(self, steps: Iterable[StepView]) -> None:
         """Take what the ledger knows, which is kept longer than events are."""
@@ -60,19 +60,12 @@ class StepFold:
         if event.kind != "step":
             return []
         _, batch = self._batches.pop(k, (event.time, {}))
-        step = TrackedStep(k + 1, event.time, event.fields.get("version"), values_of(batch, event.fields))
-        return [*self.without_training(k), self._out(step)]
+        passed = self.without_training(k)
+        self.done = k + 1
+        return [*passed, TrackedStep(k + 1, event.time, event.fields.get("version"), values_of(batch, event.fields))]
 
     def without_training(self, steps: int) -> list[TrackedStep]:
         """The steps below `steps` that have not gone out: the events of their training will not come any more."""
-        return [self._out(step) for step in list(self._batches_alone(steps))]
-
-    def _batches_alone(self, steps: int) -> Iterator[TrackedStep]:
-        for k in range(self.done, steps):
-            if k in self._batches:
-                at, batch = self._batches.pop(k)
-                yield TrackedStep(k + 1, at, None, values_of(batch, {}))
-
-    def _out(self, step: TrackedStep) -> TrackedStep:
-        self.done = step.number
-        return step
+        passed = [(k, *self._batches.pop(k)) for k in range(self.done, steps) if k in self._batches]
+        self.done = max(self.done, steps)
+        return [TrackedStep(k + 1, at, None, values_of(batch, {})) for k, at, batch in passed]
