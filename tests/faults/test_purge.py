@@ -22,7 +22,7 @@ from sluice.wire import subjects
 from tests.coordinator.stage import Coordinator, create, spec, wait_for_state
 from tests.faults.conftest import StartCoordinator
 from tests.faults.rollouts import store_attempt
-from tests.faults.work import ledger, until
+from tests.faults.work import PATIENCE, ledger, until
 from tests.trainer.running import trainer_process
 
 
@@ -125,7 +125,7 @@ async def test_a_purge_takes_no_rollout_or_group_that_is_live_or_not_yet_trained
         late = run.attempts[1]  # the prompt of a trained group came again: its fence is purged, so it is stored
         assert await store_group(bus, late)
         await run.both(8, 9)
-        await wait_for_state(second, run.id, "succeeded", 40)
+        await wait_for_state(second, run.id, "succeeded", PATIENCE)
     assert await run.batches() == [[1, 3], [0, 2], [4, 5], [6, 7], [8, 9]]
     await assert_clean(nats_url, run, groups=10)
 
@@ -150,13 +150,13 @@ async def test_a_trainer_that_was_frozen_over_its_successor_stores_and_purges_no
             before = await run.records()
             groups = await run.stored(subjects.GROUPS, subjects.groups(run.id))
             frozen.send_signal(signal.SIGCONT)
-            assert await asyncio.to_thread(frozen.wait, 40) == 3
+            assert await asyncio.to_thread(frozen.wait, PATIENCE) == 3
             assert [r for r in await run.records() if getattr(r, "lineage", 2) == 1] == [
                 r for r in before if getattr(r, "lineage", 2) == 1
             ]
             assert await run.stored(subjects.GROUPS, subjects.groups(run.id)) == groups
             await run.both(6, 7)
-            await wait_for_state(coordinator, run.id, "succeeded", 40)
+            await wait_for_state(coordinator, run.id, "succeeded", PATIENCE)
     assert [r.lineage for r in await run.records() if isinstance(r, Lineage)] == [1, 2]
     await assert_clean(nats_url, run, groups=8)
 
@@ -176,7 +176,7 @@ async def test_a_rollout_stream_that_orphans_fill_up_is_emptied_by_early_checkpo
         for step in range(steps):
             await bus.publish(subjects.rollouts(run.id), orphan)  # what an attempt leaves that died
             await run.both(2 * step, 2 * step + 1)
-        await wait_for_state(coordinator, run.id, "succeeded", 40)
+        await wait_for_state(coordinator, run.id, "succeeded", PATIENCE)
     assert steps * len(orphan) > 2 * room
     early = [k for k, _ in await run.checkpoints() if k < steps]
     assert len(early) >= 2, "none of them was due by the interval"

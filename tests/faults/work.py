@@ -11,7 +11,7 @@ from sluice.transport.queues import Delivery, PromptQueue, store_group
 from sluice.types import Claim, Drop, Issue, LedgerRecord
 from tests.coordinator.stage import Stage
 
-PATIENCE = 40.0
+PATIENCE = 120.0
 
 
 class Hands:
