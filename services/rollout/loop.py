@@ -21,7 +21,8 @@ from services.rollout.run import Run, RunFinder, RunUnfitError, wait_until_over
 from services.rollout.scoring import ResponseText
 from services.rollout.weight_sync import WeightSync
 from sluice.cancellation import end_tasks
-from sluice.errors import WaitTimeoutError
+from sluice.errors import ConfigError, WaitTimeoutError
+from sluice.locations import model_folder
 from sluice.telemetry import log_context
 from sluice.transport.queues import Delivery, PromptQueue
 from sluice.transport.reward import RewardClient
@@ -89,7 +90,8 @@ class Worker:
         unblocked by: the trainer; the coordinator; a group that ends
         on failure:   groups in flight end by their own rules; a background task that fails ends the process
         """
-        text = ResponseText(Path(run.spec.model.path))
+        model = await asyncio.to_thread(_model_folder, run)
+        text = ResponseText(model)
         gate = Gate(run.id)
         sync = self._sync = WeightSync(run, self._engine, gate, self._settings.cache)
         deadline = run.spec.reward.deadline_seconds
@@ -99,7 +101,7 @@ class Worker:
         presence = Presence(self._live, lambda: self._status(run.id))
         async with presence.registered(run), _watching(run, sync, stop) as watch:
             try:
-                limits = await _unless(watch.leave, self._learn_limits(run, sync))
+                limits = await _unless(watch.leave, self._learn_limits(run, sync, model))
                 if limits is not None:
                     attempts = await Attempts.open(run.bus, run.id)
                     bench = Bench(run, self._engine, limits, gate, sync, attempts, text, scorer, watch.over)
@@ -157,12 +159,12 @@ class Worker:
         if faults:
             raise faults[0]
 
-    async def _learn_limits(self, run: Run, sync: WeightSync) -> EngineLimits:
+    async def _learn_limits(self, run: Run, sync: WeightSync, model: Path) -> EngineLimits:
         """After the engine has served its first version: before, it may not be there."""
         while True:
             await _first_version(run, sync)
             try:
-                return await self._engine.limits(Path(run.spec.model.path))
+                return await self._engine.limits(model)
             except (EngineDownError, WaitTimeoutError) as error:
                 run.log.warning("engine_away", error=str(error))
                 await asyncio.sleep(ENGINE_RETRY_SECONDS)
@@ -199,6 +201,14 @@ async def _watching(run: Run, sync: WeightSync, stop: asyncio.Event) -> AsyncIte
         faults = await end_tasks(tasks)
     if faults:
         raise faults[0]
+
+
+def _model_folder(run: Run) -> Path:
+    """Raises: RunUnfitError: the hub does not give the run's model to this worker."""
+    try:
+        return model_folder(run.spec.model.path)
+    except ConfigError as error:
+        raise RunUnfitError(str(error)) from None
 
 
 async def _first_version(run: Run, sync: WeightSync) -> None:

@@ -18,6 +18,7 @@ from services.trainer.packing import MicroBatch, PackingLimits
 from services.trainer.sharding import deepspeed_config, reference_config
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
+from sluice.locations import model_folder
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -86,7 +87,7 @@ def load_reference(spec: RunSpec) -> Policy:
 
 
 def _load_causal(spec: RunSpec, sharded_by: dict[str, Any] | None) -> Any:
-    path, dtype = spec.model.path, DTYPES[spec.model.trainer_dtype]
+    path, dtype = str(model_folder(spec.model.path)), DTYPES[spec.model.trainer_dtype]
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path = {path!r} holds no config.json; give the folder of a Hugging Face checkpoint")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # not annotated there

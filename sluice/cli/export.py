@@ -11,6 +11,7 @@ import typer
 
 from sluice.cli.connection import At, connect, wait_for
 from sluice.errors import ConfigError
+from sluice.locations import model_folder
 from sluice.types import PolicyVersion, Version
 
 FETCH_SECONDS = 3600.0
@@ -56,7 +57,7 @@ async def _export_of_run(run_id: str, version: str | None, model: Path | None, o
             f"--version {version}: run {run_id} published {versions[0].version} to {versions[-1].version}"
         )
     record = Version(PolicyVersion.parse(chosen.version), chosen.uri, chosen.manifest_hash, chosen.chain)
-    await _export(record, model or Path((run.spec or {})["model"]["path"]), out)
+    await _export(record, model or model_folder((run.spec or {})["model"]["path"]), out)
 
 
 async def _export(record: Version, base: Path, out: Path) -> None:

@@ -13,9 +13,9 @@ from sluice.cli.estimate import Architecture, estimate
 from sluice.cli.resolve import arithmetic, resolve, to_toml
 from sluice.cli.watch import follow_to_end
 from sluice.config import RunSpec
-from sluice.data.locate import HUB
 from sluice.errors import ConfigError
 from sluice.local.run import check_model
+from sluice.locations import HUB
 
 RunFile = Annotated[
     Path, typer.Argument(metavar="RUN_FILE", help="The run file, e.g. configs/tiny.toml.", show_default=False)

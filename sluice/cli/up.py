@@ -19,6 +19,7 @@ from sluice.local.run import RunningStack, running_stack
 from sluice.local.stack import StackOptions
 from sluice.local.state import ARTIFACTS
 from sluice.local.supervisor import Change, Notice
+from sluice.locations import model_folder
 from sluice.secrets import read_secret
 from sluice.tracking.targets import FORMS, parse_target
 
@@ -76,7 +77,7 @@ def stack_options(spec: RunSpec, folder: Path, track_to: Sequence[str] = (), **c
         parse_target(target, many=True)
     return StackOptions(
         data=folder / "data",
-        model=Path(spec.model.path),
+        model=model_folder(spec.model.path),
         engine_dtype=spec.model.engine_dtype,
         token=read_secret("SLUICE_API_TOKEN", os.environ),
         track_to=tuple(track_to),

@@ -9,9 +9,9 @@ from typing import Any
 
 from sluice.config import RunSpec
 from sluice.data.formats import data_files
-from sluice.data.locate import locate
 from sluice.data.table import PromptTable
 from sluice.errors import ConfigError
+from sluice.locations import locate
 
 FINGERPRINT = "fingerprint"
 

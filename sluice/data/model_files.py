@@ -9,7 +9,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sluice.config import RunSpec
-from sluice.data.locate import locate
 from sluice.data.prompt_tokens import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -19,6 +18,7 @@ from sluice.data.prompt_tokens import (
     token_of,
 )
 from sluice.errors import ConfigError
+from sluice.locations import model_folder
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
@@ -30,7 +30,7 @@ def check_model(spec: RunSpec) -> None:
     Raises:
         ConfigError: names every missing file, or the vocabulary that does not fit the tokenizer.
     """
-    folder = locate(spec.model.path, "model", "model.path")
+    folder = model_folder(spec.model.path)
     if not folder.is_dir():
         raise ConfigError(f"model.path = {spec.model.path!r}: no such folder")
     missing = [name for name in ("config.json", TOKENIZER_FILE) if not (folder / name).is_file()]
@@ -46,7 +46,7 @@ def check_model(spec: RunSpec) -> None:
 
 def tokenizer_of(spec: RunSpec) -> Tokenizer:
     """The model's tokenizer. Raises: ConfigError: it is missing or damaged."""
-    return load_tokenizer(locate(spec.model.path, "model", "model.path"))
+    return load_tokenizer(model_folder(spec.model.path))
 
 
 def stop_token_ids(spec: RunSpec) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ def stop_token_ids(spec: RunSpec) -> tuple[int, ...]:
     Raises:
         ConfigError: the model names no end token, or no token has one of the stop texts.
     """
-    folder = locate(spec.model.path, "model", "model.path")
+    folder = model_folder(spec.model.path)
     ends = _end_tokens(folder)
     if not ends:
         raise ConfigError(

@@ -12,11 +12,11 @@ from itertools import islice
 from jinja2 import TemplateError
 
 from sluice.config import RunSpec
-from sluice.data.locate import locate
 from sluice.data.order import mixed_position, position
 from sluice.data.prompt_tokens import ChatTemplate, load_chat_template, load_tokenizer
 from sluice.data.source import SourceRow, read_rows
 from sluice.errors import ConfigError
+from sluice.locations import locate, model_folder
 
 TOKENISE_ROWS = 2048
 
@@ -157,7 +157,7 @@ def _tokenised(
     spec: RunSpec, reader: _Reader, progress: Progress | None
 ) -> Iterator[tuple[array[int], SourceRow, str]]:
     """The tokenizer takes a chunk at a time, on all cores."""
-    folder = locate(spec.model.path, "model", "model.path")
+    folder = model_folder(spec.model.path)
     template = load_chat_template(folder) if spec.data.prompt_format == "chat" else None
     tokenizer = load_tokenizer(folder)
     rows = iter(reader)

@@ -1,8 +1,8 @@
 """The nouns that every service shares, as frozen dataclasses. `sluice.wire.codec` turns them into bytes.
 
 Read `group.py`, then `records.py`, from top to bottom: this is the life of a group. A Prompt is issued, a worker makes
-Rollouts, the reward service gives Verdicts, the worker stores a Group, the coordinator puts it into a Batch, the trainer
-turns that into the next PolicyVersion.
+Rollouts, the reward service gives Verdicts, the worker stores a Group, the coordinator puts it into a Batch, the
+trainer turns that into the next PolicyVersion.
 """
 
 from sluice.types.group import (

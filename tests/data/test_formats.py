@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from sluice.config import RunSpec
 from sluice.data import check_unchanged, load_prompts, manifest_of, mixed_position
-from sluice.data.locate import locate
 from sluice.errors import ConfigError
+from sluice.locations import locate
 from tests.data.conftest import row, write_jsonl
 
 SpecOf = Callable[..., RunSpec]

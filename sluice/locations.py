@@ -48,6 +48,11 @@ def locate(location: str, kind: Kind, knob: str) -> Path:
     return Path(folder) / file if file else Path(folder)
 
 
+def model_folder(path: str) -> Path:
+    """Where a run's model.path is on this machine. Raises: ConfigError: as `locate`."""
+    return locate(path, "model", "model.path")
+
+
 def _parts(location: str, knob: str) -> tuple[str, str | None, str]:
     path, _, revision = location.removeprefix(HUB).partition("@")
     owner, _, rest = path.partition("/")
