@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,14 +43,16 @@ class EvaluationFolder:
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / SETTINGS_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-            self._claim(identity)
-            self._samples = (folder / SAMPLES_FILE).open("a+b")
-            self.done = self._read()
-        except OSError as error:
-            raise ConfigError(f"--out {folder}: {error.strerror or error}") from None
+        with ExitStack() as opened:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._settings = opened.enter_context((folder / SETTINGS_FILE).open("a+b"))
+                self._claim(identity)
+                self._samples = opened.enter_context((folder / SAMPLES_FILE).open("a+b"))
+                self.done = self._read()
+            except OSError as error:
+                raise ConfigError(f"--out {folder}: {error.strerror or error}") from None
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -58,8 +60,7 @@ class EvaluationFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._samples.close()
-        os.close(self._lock)
+        self._opened.close()
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Store judged responses, in whole lines; what is stored outlives the death of this process.
@@ -84,16 +85,18 @@ class EvaluationFolder:
 
     def _claim(self, identity: dict[str, Any]) -> None:
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._settings, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"--out {self.folder}: another evaluation is at work here") from None
-        written = os.pread(self._lock, os.fstat(self._lock).st_size, 0)
         samples = self.folder / SAMPLES_FILE
+        self._settings.seek(0)
         if samples.exists() and samples.stat().st_size:
-            _refuse_other(self.folder, _object(self.folder / SETTINGS_FILE, written), identity)
+            begun = _object(self.folder / SETTINGS_FILE, self._settings.read())
+            _refuse_other(self.folder, begun, identity)
             return
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, (json.dumps(identity, indent=1) + "\n").encode(), 0)
+        self._settings.truncate()
+        self._settings.write((json.dumps(identity, indent=1) + "\n").encode())
+        self._settings.flush()
 
     def _read(self) -> list[Sample]:
         """What is stored. A last line that was cut when its writer was killed is taken away."""

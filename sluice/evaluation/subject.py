@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.data.locate import locate
 from sluice.errors import ConfigError
+from sluice.locations import locate
 from sluice.types import Version
 from sluice.weights.export import export_checkpoint
 from sluice.weights.fetch import verify_version

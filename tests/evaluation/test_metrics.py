@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.algorithms.evaluation import (
@@ -24,7 +24,7 @@ from sluice.algorithms.evaluation import (
 )
 
 TRUTH = "34"
-answers = st.lists(st.sampled_from([TRUTH, "7", "8", None]), min_size=1, max_size=9).map(
+answers = st.lists(st.sampled_from([TRUTH, "7", "8", None]), min_size=1, max_size=8).map(
     lambda texts: [Answer(float(text == TRUTH), float(text == TRUTH), text) for text in texts]
 )
 scores = st.lists(st.floats(-1, 1, allow_nan=False), min_size=1, max_size=8)
@@ -102,6 +102,7 @@ def majority(chosen: Sequence[Answer]) -> float:
     return (TRUTH in most) / len(most) if most else 0.0
 
 
+@settings(max_examples=60)
 @given(answers)
 def test_each_metric_is_the_mean_over_every_choice_of_k_responses(group: list[Answer]) -> None:
     accs = [a.acc for a in group]
@@ -149,7 +150,8 @@ def test_the_order_of_the_responses_changes_nothing(group: list[Answer], order: 
         assert best_at_k([a.score for a in mixed], k) == best_at_k([a.score for a in group], k)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.randoms(use_true_random=False))
+@settings(max_examples=25)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_an_interval_holds_the_mean_inside_the_values_whatever_their_order(values: list[float], order: object) -> None:
     low, high = interval(values)
     assert min(values) - 1e-12 <= low <= high <= max(values) + 1e-12
