@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.prompt_source import PromptSource
 from services.coordinator.rules import QueueRules
 from services.coordinator.staff import Beat
-from services.coordinator.status import Clocks, LiveStatus, status_of
+from services.coordinator.status import Clocks, status_of
 from sluice.errors import WireError
 from sluice.telemetry import Logger
 from sluice.transport.log import Entry, FencedLog, ledger_log, trainer_log
@@ -46,6 +47,8 @@ from sluice.views import WaitView
 from sluice.wire import subjects
 
 PARALLEL_PUBLISHES = 32
+REMIND_SECONDS = 30.0
+"""A wait that lasts is in the log after this long, however far off its deadline is."""
 
 
 class Run:
@@ -64,6 +67,8 @@ class Run:
         self.unscored_in_a_row = 0
         """Groups without verdicts since the last one that had them; a verifier that always fails scores nothing."""
         self.verifier_error = ""
+        self._said: set[str] = set()
+        """Waits that the log has named since they began."""
         self._overdue: set[str] = set()
         self._ledger: FencedLog[LedgerRecord] = ledger_log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
@@ -221,15 +226,20 @@ class Run:
         status = status_of(self.history, self.queue, self.clocks, self.meter, beat)
         self.metrics.observe_status(self.history, self.queue, status)
         await self.board.show(self.id, status)
-        for wait in self._newly_overdue(status):
+        for wait in _new(status.waits, self._said, REMIND_SECONDS):
+            self.log.info("waiting", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
+        for wait in _new(status.waits, self._overdue):
             self.log.warning("wait_overdue", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
             await publish_event(self.bus, self.id, "alarm", wait.model_dump(mode="json"))
 
-    def _newly_overdue(self, status: LiveStatus) -> list[WaitView]:
-        overdue = {w.name: w for w in status.waits if w.deadline_seconds is not None and w.seconds > w.deadline_seconds}
-        fresh = [wait for name, wait in overdue.items() if name not in self._overdue]
-        self._overdue = set(overdue)
-        return fresh
+
+def _new(waits: Iterable[WaitView], known: set[str], most: float = math.inf) -> list[WaitView]:
+    """Waits past their deadline, or past `most` seconds, that are not in `known`; leaves there all that are past it."""
+    past = {w.name: w for w in waits if w.seconds > min(most, w.deadline_seconds or math.inf)}
+    fresh = [wait for name, wait in past.items() if name not in known]
+    known.clear()
+    known.update(past)
+    return fresh
 
 
 async def announce(bus: Bus, history: RunHistory) -> None:

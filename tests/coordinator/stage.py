@@ -9,8 +9,10 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -53,16 +55,17 @@ def spec(**changes: Any) -> RunSpec:
 class Coordinator:
     """One replica, as a process of its own."""
 
-    def __init__(self, nats_url: str, lease_seconds: float = 2.0) -> None:
+    def __init__(self, nats_url: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        environment = os.environ | {
+        settings = os.environ | {
             "SLUICE_NATS_URL": nats_url,
             "SLUICE_REDIS_URL": "redis://127.0.0.1:1/0",  # nobody listens: live status may vanish
             "SLUICE_API_PORT": str(self.port),
-            "SLUICE_LEASE_SECONDS": str(lease_seconds),
+            "SLUICE_LEASE_SECONDS": "2",
         }
-        self.process = subprocess.Popen([sys.executable, "-m", "services.coordinator"], cwd=ROOT, env=environment)
+        command = [sys.executable, "-m", "services.coordinator"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env={**settings, **environment})
         wait_for_port(self.port)
 
     def kill(self) -> None:

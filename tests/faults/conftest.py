@@ -9,7 +9,7 @@ import pytest
 from tests.coordinator.stage import Coordinator
 from tests.faults.proxy import Proxy
 
-StartCoordinator = Callable[[str], Coordinator]
+StartCoordinator = Callable[..., Coordinator]
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ async def proxy(nats_url: str) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 def start_coordinator(nats_url: str, tiny_model: object) -> Iterator[StartCoordinator]:
-    """Start a replica at the NATS address given; what still runs at the end is killed, frozen or not."""
+    """Start a replica, at a NATS address and with variables of its own; all are killed at the end, frozen or not."""
     started: list[Coordinator] = []
 
-    def start(url: str = nats_url) -> Coordinator:
-        started.append(Coordinator(url))
+    def start(url: str = nats_url, **environment: str) -> Coordinator:
+        started.append(Coordinator(url, environment))
         return started[-1]
 
     yield start
