@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.errors import ConfigError
+from sluice.errors import ConfigError, WeightError
 from sluice.locations import locate
 from sluice.types import Version
 from sluice.weights.export import export_checkpoint
@@ -64,7 +64,6 @@ def find_subject(place: str, model: str | None) -> Subject:
 
     Raises:
         ConfigError: neither is there, or a version comes without `model`, or a model with it.
-        WeightError: the version's manifest cannot be read.
     """
     folder = locate(place, "model", "MODEL")
     if not folder.is_dir():
@@ -87,4 +86,10 @@ def _manifest(folder: Path) -> Manifest | None:
     file = folder / MANIFEST_FILE
     if (folder / "config.json").is_file() or not file.is_file():
         return None
-    return Manifest.from_json(file.read_bytes())
+    try:
+        return Manifest.from_json(file.read_bytes())
+    except WeightError as error:
+        raise ConfigError(
+            f"{folder}: is neither a model nor a published version ({error}); the weights of a trainer's checkpoint k "
+            "are those of the published version k"
+        ) from None
