@@ -23,7 +23,12 @@ from tests.coordinator.stage import Coordinator, create, spec, wait_for_state
 from tests.faults.conftest import StartCoordinator
 from tests.faults.rollouts import store_attempt
 from tests.faults.work import PATIENCE, ledger, until
-from tests.trainer.running import trainer_process
+from tests.trainer.running import train, trainer_process
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),
+    pytest.mark.usefixtures("trainer_here"),
+]
 
 
 class Run:
@@ -105,27 +110,28 @@ async def test_a_purge_takes_no_rollout_or_group_that_is_live_or_not_yet_trained
 ) -> None:
     first = start_coordinator(nats_url)
     run = await begin(first, bus, steps=5)
-    with trainer_process(settings_of(nats_url, tmp_path)):
-        await run.generate(3, 2, 1, 0)
-        await run.commit(3, 1)
-        await run.checkpointed(1)
-        assert await run.batches() == [[1, 3]], "below whose rollouts lie those of group 2, which is live"
-        await run.generate(5, 4)
-        await run.commit(5, 4)
-        assert len(await run.batches()) == 1, "0 and 2 must be in batch 1, or they would be too old for any"
-        await run.commit(2, 0)
-        await run.checkpointed(3)
-        assert (await run.batches())[1:] == [[0, 2], [4, 5]], "batch 1 lies above batch 2, whole"
-        await run.both(6, 7)
-        await run.checkpointed(4)
-        assert (await run.stored(subjects.GROUPS, subjects.groups(run.id)))[0] > 2, "the purge has acted"
+    trainer = asyncio.create_task(train(settings_of(nats_url, tmp_path)))
+    await run.generate(3, 2, 1, 0)
+    await run.commit(3, 1)
+    await run.checkpointed(1)
+    assert await run.batches() == [[1, 3]], "below whose rollouts lie those of group 2, which is live"
+    await run.generate(5, 4)
+    await run.commit(5, 4)
+    assert len(await run.batches()) == 1, "0 and 2 must be in batch 1, or they would be too old for any"
+    await run.commit(2, 0)
+    await run.checkpointed(3)
+    assert (await run.batches())[1:] == [[0, 2], [4, 5]], "batch 1 lies above batch 2, whole"
+    await run.both(6, 7)
+    await run.checkpointed(4)
+    assert (await run.stored(subjects.GROUPS, subjects.groups(run.id)))[0] > 2, "the purge has acted"
 
-        first.kill()  # a successor finds the beginning gone
-        second = start_coordinator(nats_url)
-        late = run.attempts[1]  # the prompt of a trained group came again: its fence is purged, so it is stored
-        assert await store_group(bus, late)
-        await run.both(8, 9)
-        await wait_for_state(second, run.id, "succeeded", PATIENCE)
+    first.kill()  # a successor finds the beginning gone
+    second = start_coordinator(nats_url)
+    late = run.attempts[1]  # the prompt of a trained group came again: its fence is purged, so it is stored
+    assert await store_group(bus, late)
+    await run.both(8, 9)
+    await wait_for_state(second, run.id, "succeeded", PATIENCE)
+    assert await trainer == 0
     assert await run.batches() == [[1, 3], [0, 2], [4, 5], [6, 7], [8, 9]]
     await assert_clean(nats_url, run, groups=10)
 
@@ -172,11 +178,12 @@ async def test_a_rollout_stream_that_orphans_fill_up_is_emptied_by_early_checkpo
     monkeypatch.setenv("SLUICE_ROLLOUTS_BYTES", str(room))
     coordinator = start_coordinator(nats_url)
     run = await begin(coordinator, bus, steps=steps, interval=steps)
-    with trainer_process(settings_of(nats_url, tmp_path)):
-        for step in range(steps):
-            await bus.publish(subjects.rollouts(run.id), orphan)  # what an attempt leaves that died
-            await run.both(2 * step, 2 * step + 1)
-        await wait_for_state(coordinator, run.id, "succeeded", PATIENCE)
+    trainer = asyncio.create_task(train(settings_of(nats_url, tmp_path)))
+    for step in range(steps):
+        await bus.publish(subjects.rollouts(run.id), orphan)  # what an attempt leaves that died
+        await run.both(2 * step, 2 * step + 1)
+    await wait_for_state(coordinator, run.id, "succeeded", PATIENCE)
+    assert await trainer == 0
     assert steps * len(orphan) > 2 * room
     early = [k for k, _ in await run.checkpoints() if k < steps]
     assert len(early) >= 2, "none of them was due by the interval"
