@@ -153,7 +153,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % interval for the mean of a metric over problems, by a percentile bootstrap with a fixed seed.
 
     Problems are drawn, with replacement, never responses: those of one problem are alike, and counting them as
-    independent makes intervals several times too narrow. What a problem's own value lacks in precision is in the
+    independent makes intervals up to √k times too narrow. What a problem's own value lacks in precision is in the
     spread between problems. A normal interval would leave [0, 1] for sets as small and as hard as AIME (30 problems),
     where most values are 0. Where all problems have one value the interval is that value, which says that there are
     too few of them and not that it is certain.

@@ -125,7 +125,8 @@ def _plan(place: str, model: str | None, how: dict[str, object], own_engine: boo
         if own_engine and subject.version is None:
             check_model(spec)
         table = load_prompts(spec)
-        return Plan(subject, settings, table, stop_token_ids(spec))
+        problems = [table.row(index) for index in range(min(len(table), settings.limit or len(table)))]
+        return Plan(subject, settings, table, problems, stop_token_ids(spec))
     except ConfigError as error:
         raise ConfigError(_in_flags(str(error))) from None
 

@@ -23,7 +23,7 @@ from sluice.data.prompt_tokens import load_tokenizer
 from sluice.errors import ConfigError, SluiceError
 from sluice.evaluation.engine import EngineInfo, EvaluationEngine, Sampling
 from sluice.evaluation.report import summarize
-from sluice.evaluation.samples import SAMPLES_FILE, EvaluationFolder, count_of, write_summary
+from sluice.evaluation.samples import SAMPLES_FILE, EvaluationFolder, write_summary
 from sluice.evaluation.session import Assignment, Effort, check_verifiers, check_weights, evaluate
 from sluice.evaluation.settings import EvaluationSettings
 from sluice.evaluation.subject import Subject
@@ -44,13 +44,14 @@ class Plan:
     subject: Subject
     settings: EvaluationSettings
     table: PromptTable
+    problems: Sequence[PromptRow]
+    """Of the table, the first `settings.limit`; a problem's number is its index here."""
     stop_token_ids: tuple[int, ...]
 
     @property
-    def problems(self) -> list[PromptRow]:
-        """Of the table, the first `settings.limit`; a problem's number is its index here."""
-        count = min(len(self.table), self.settings.limit or len(self.table))
-        return [self.table.row(index) for index in range(count)]
+    def total(self) -> int:
+        """Samples of the complete evaluation."""
+        return len(self.problems) * self.settings.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ async def run_evaluation(plan: Plan, means: Means) -> None:
         identity = plan.settings.identity(weights, plan.table.fingerprint)
         folder = stack.enter_context(EvaluationFolder(means.out or _default_out(plan, identity), identity))
         if folder.missing(len(plan.problems), plan.settings.samples):
-            with _resumable(folder, len(plan.problems) * plan.settings.samples):
+            with _resumable(folder, plan.total):
                 await _fill(plan, means, named, folder)
         _report(plan, identity, folder)
 
@@ -110,9 +111,7 @@ async def _work(
             stack.push_async_callback(engines[0].close)
         await check_verifiers(plan.settings, plan.problems, scorer)
         assignment = _assignment(plan, await asyncio.gather(*(engine.information() for engine in engines)))
-        lacking = count_of(folder.missing(len(plan.problems), plan.settings.samples))
-        total = len(plan.problems) * plan.settings.samples
-        with progress_screen(total - lacking, total) as progress:
+        with progress_screen(len(folder.done), plan.total) as progress:
             await evaluate(assignment, folder, engines, scorer, means.effort, progress)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,8 +147,3 @@ def write_summary(folder: Path, text: str) -> Path:
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror or error}") from None
     return final
-
-
-def count_of(missing: Sequence[tuple[int, list[int]]]) -> int:
-    """Responses that are still to be made."""
-    return sum(len(lacking) for _, lacking in missing)
