@@ -14,9 +14,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
-OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ready", "/ping", "/metrics"})
+READY_ROUTE = "/ready"
+OPEN_PREFIXES = ("/health", "/metrics")
+"""Whatever begins so is open, and so is READY_ROUTE: SGLang's own rule. Its `/ping` needs the key."""
 NORMAL_ROUTES = frozenset(
-    {"/generate", "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/loads"}
+    {"/generate", "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/loads", "/ping"}
 )
 
 
@@ -33,7 +35,7 @@ class Keys:
         Normal routes need the api key when one is set. Control routes are open when no key is set, need the one
         that is set, and need the admin key when both are.
         """
-        if path in OPEN_ROUTES:
+        if path == READY_ROUTE or path.startswith(OPEN_PREFIXES):
             return ""
         if path in NORMAL_ROUTES:
             return self.api_key

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.engine.access import Keys
 from tests.deploy.charts import (
     CHART,
     EXAMPLES,
@@ -174,10 +175,29 @@ def test_every_service_is_asked_three_different_questions(arguments: tuple[str, 
 
 @EVERY_SET
 def test_no_probe_takes_a_paused_engine_for_a_dead_one(arguments: tuple[str, ...]) -> None:
-    """SGLang answers 503 to these three while it loads weights; only at the start may one of them be asked."""
+    """SGLang answers 503 to these while it is paused, and to /health too where that makes a token."""
     engine = render(*arguments).container("rollout", "engine")
+    variables = {entry["name"]: entry.get("value") for entry in engine["env"]}
     for kind in ("readiness", "liveness"):
-        assert engine[f"{kind}Probe"]["httpGet"]["path"] not in ("/health", "/health_generate", "/ready")
+        assert engine[f"{kind}Probe"]["httpGet"]["path"] not in ("/health_generate", "/ready")
+    if "sglang" in engine["image"]:
+        assert variables["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
+
+
+@EVERY_SET
+def test_a_probe_asks_only_what_the_engine_tells_without_a_key(arguments: tuple[str, ...]) -> None:
+    """A probe has no key; the CPU engine opens the routes that SGLang opens, and no others."""
+    engine = render(*arguments).container("rollout", "engine")
+    assert "ENGINE_API_KEY" in {entry["name"] for entry in engine["env"]}
+    for kind in ("startup", "readiness", "liveness"):
+        assert Keys("key", "").needed_for(engine[f"{kind}Probe"]["httpGet"]["path"]) == "", kind
+
+
+def test_an_engine_that_hangs_is_not_given_the_time_of_one_that_drains() -> None:
+    rendered = render("--set=rollout.drainSeconds=700")
+    pod, engine = rendered.pod("rollout"), rendered.container("rollout", "engine")
+    assert pod["spec"]["terminationGracePeriodSeconds"] > 700
+    assert engine["livenessProbe"]["terminationGracePeriodSeconds"] == 30
 
 
 @EVERY_SET

@@ -265,8 +265,10 @@ def test_each_key_opens_its_own_routes(start_engine: StartEngine) -> None:
         assert locked.post("/generate", json=body, headers=headers).status_code == normal
         assert locked.get("/model_info", headers=headers).status_code == normal
         assert locked.post("/continue_generation", json={}, headers=headers).status_code == control
+    # A probe that needs no key here, but needs one at SGLang, would keep a pod on GPUs from ever being ready.
     assert locked.post("/generate", json=body).status_code == 401
-    for path in ("/health", "/ready", "/ping", "/metrics"):
+    assert locked.get("/ping").status_code == 401
+    for path in ("/health", "/health_generate", "/ready", "/metrics"):
         assert locked.get(path).status_code == 200
 
 
