@@ -89,6 +89,14 @@ def test_every_metric_of_the_rules_is_one_that_a_service_has() -> None:
     assert unknown == set()
 
 
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.get("alert", rule.get("record")))
+def test_a_rule_keeps_the_installations_of_a_cluster_apart(rule: dict[str, Any]) -> None:
+    assert re.findall(r"\b(?:sum|max|min|count|avg)\b(?! by \(namespace\b)", rule["expr"]) == []
+    assert re.findall(r"\bon \((?!namespace\b)", rule["expr"]) == []
+    looked_up = re.findall(r"max\(\w+\{([^}]*)\}", rule.get("annotations", {}).get("summary", ""))
+    assert all(matchers.startswith("namespace=%q, run=%q") for matchers in looked_up)
+
+
 def test_a_service_that_does_not_answer_raises_its_alert_in_a_real_prometheus(tmp_path: Path) -> None:
     """The deployed configuration and rules, but without the minutes that an alert must last."""
     impatient = tmp_path / "rules"
