@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from services.rollout.attempts import Attempts
 from sluice.transport.log import last_sequence
 from sluice.transport.nats import Bus
 from sluice.transport.queues import fetch_rollouts
@@ -119,6 +120,17 @@ async def test_a_prompt_whose_ack_was_lost_with_its_worker_gives_no_second_group
     await eventually(settled)
     assert await stage.stored() == before
     assert before[0].worker == "doomed"
+
+
+async def test_a_good_prompt_is_not_failed_however_many_workers_died_over_it(
+    stage: Stage, bus: Bus, start_worker: StartWorker
+) -> None:
+    attempts = await Attempts.open(bus, stage.run)
+    for name in "abcdefgh":
+        await attempts.begin(0, name)  # all that a worker leaves behind that is killed in mid-group
+    await stage.offer(stage.prompt(0, sampling=SHORT))
+    start_worker("w")
+    assert (await stage.groups(1))[0].status is GroupStatus.SCORED
 
 
 @pytest.mark.parametrize("fault", ["partition", "freeze"])
