@@ -23,8 +23,8 @@ from tests.servers import free_port, wait_for_port
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = ["--prompt-format", "raw", "--stop-text", "\n", "--max-tokens", "8"]
-LONG = ["--prompt-format", "raw", "--max-tokens", "120", "--concurrency", "8"]
-"""Without a stop text the tiny model goes on to its limit: slow enough to be killed in the middle."""
+LONG = ["--prompt-format", "raw", "--max-tokens", "120", "--temperature", "6", "--top-p", "1", "--concurrency", "8"]
+"""So hot that the tiny model seldom ends: slow enough to be killed in the middle."""
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ def test_an_evaluation_judges_every_sample_once_though_its_engine_is_killed_and_
 def test_a_killed_evaluation_leaves_no_process_and_goes_on_to_what_it_would_have_been(
     tmp_path: Path, engine: Engine
 ) -> None:
-    data = problems(tmp_path / "set.jsonl", count=5)
+    data = problems(tmp_path / "set.jsonl", count=10)
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     more = [*LONG, "--samples", "16", "--engine", engine.url]
     process = subprocess.Popen([sys.executable, "-m", "sluice.cli", *command(data, cut, *more)], cwd=ROOT)
@@ -185,24 +185,24 @@ def test_a_killed_evaluation_leaves_no_process_and_goes_on_to_what_it_would_have
         process.wait()
     wait_until_gone(cut)
     before = samples_in(cut)
-    assert 8 <= len(before) < 80
+    assert 8 <= len(before) < 160
     with (cut / "samples.jsonl").open("a") as file:
         file.write('{"problem": 39, "sam')  # what a death in the middle of a write leaves
     assert main(command(data, cut, *more)) == 0
     assert samples_in(cut)[: len(before)] == before
     assert main(command(data, whole, *more)) == 0
     assert responses(cut) == responses(whole)
-    assert len(responses(whole)) == 80
+    assert len(responses(whole)) == 160
 
 
 def test_the_others_take_over_from_a_dead_engine_and_without_any_the_error_is_clear_and_the_rest_can_follow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: Engine, tiny_model: Path
 ) -> None:
-    data = problems(tmp_path / "set.jsonl", count=5)
+    data = problems(tmp_path / "set.jsonl", count=10)
     out = tmp_path / "out"
     asked = command(data, out, *LONG, "--samples", "16", "--engine-wait-seconds", "0.2")
     with running_engines(tiny_model, 2) as (stays, dies):
-        killers = [when_samples(out, 8, dies.kill), when_samples(out, 32, stays.kill)]
+        killers = [when_samples(out, 8, dies.kill), when_samples(out, 48, stays.kill)]
         assert main([*asked, "--engine", stays.url, "--engine", dies.url]) == 1
         for killer in killers:
             killer.join()
@@ -211,11 +211,11 @@ def test_the_others_take_over_from_a_dead_engine_and_without_any_the_error_is_cl
     assert stays.url in message
     assert dies.url in message
     stored = samples_in(out)
-    assert 32 <= len(stored) < 80
-    assert f"{len(stored)} of 80 samples are in {out / 'samples.jsonl'}; the same command goes on" in message
+    assert 48 <= len(stored) < 160
+    assert f"{len(stored)} of 160 samples are in {out / 'samples.jsonl'}; the same command goes on" in message
     assert processes_about(out) == []
     assert main([*asked, "--engine", engine.url]) == 0
-    assert len(responses(out)) == 80
+    assert len(responses(out)) == 160
 
 
 def test_engines_of_other_weights_are_not_mixed_in(
