@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -30,8 +30,11 @@ from sluice.views import (
 V = TypeVar("V", bound=BaseModel)
 PAGE = 1000
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
-RECONNECT_SECONDS = 60.0
-"""How long an event stream that broke is tried again before it is an error."""
+RECONNECT_SECONDS = 300.0
+"""How long an event stream that broke is tried again before it is an error: a failover, or a restart of NATS."""
+RETRY_SECONDS = 0.5
+RETRIED = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
+"""What a coordinator without NATS, or a proxy without a coordinator, answers for a while."""
 
 
 class NoServerError(ConfigError):
@@ -40,7 +43,7 @@ class NoServerError(ConfigError):
 
 class RunsClient:
     """One coordinator's API. Every method raises ConfigError for a fault of the caller (no server there, 4xx; one
-    line, the problem's detail) and TransientError when a later try may succeed (503, a broken connection).
+    line, the problem's detail) and TransientError when a later try may succeed (502, 503, 504, a broken connection).
     """
 
     def __init__(self, url: str, token: str | None = None, timeout_seconds: float = 30.0) -> None:
@@ -110,36 +113,40 @@ class RunsClient:
     async def workers(self) -> tuple[WorkerView, ...]:
         return tuple(await self._many(WorkerView, "/v1/workers"))
 
-    async def events(self, run_id: str, last_event_id: int = 0) -> AsyncIterator[EventView]:
+    async def events(
+        self, run_id: str, last_event_id: int = 0, on_away: Callable[[], None] | None = None
+    ) -> AsyncIterator[EventView]:
         """Events after `last_event_id` as they happen, across restarts of the coordinator; ends with the run.
+
+        Args:
+            on_away: called once whenever the coordinator is away for longer than one try.
 
         Raises:
             TransientError: the coordinator was away for RECONNECT_SECONDS.
         """
-        clock = asyncio.get_running_loop().time
-        away_since: float | None = None
+        outage = _Outage(self.url, on_away)
         while True:
             try:
                 async for event in self._stream(run_id, last_event_id):
-                    away_since, last_event_id = None, event.id
-                    yield event
+                    outage.over()
+                    if event is not None:
+                        last_event_id = event.id
+                        yield event
                 if (await self.get(run_id)).state.terminal:
                     return
             except (httpx.TransportError, TransientError, NoServerError) as error:
-                away_since = away_since or clock()
-                if clock() - away_since > RECONNECT_SECONDS:
-                    raise TransientError(
-                        f"the coordinator at {self.url} was away for {RECONNECT_SECONDS:g} s ({error})"
-                    ) from None
-            await asyncio.sleep(0.5)
+                outage.goes_on(error)
+            await asyncio.sleep(RETRY_SECONDS)
 
-    async def _stream(self, run_id: str, last_event_id: int) -> AsyncIterator[EventView]:
+    async def _stream(self, run_id: str, last_event_id: int) -> AsyncIterator[EventView | None]:
+        """Events; None as soon as the coordinator has answered, which may be long before the next event."""
         headers = {"Last-Event-ID": str(last_event_id)}
         timeout = httpx.Timeout(30.0, read=60.0)  # the server sends a comment every 15 s
         async with self._http.stream("GET", f"/v1/runs/{run_id}/events", headers=headers, timeout=timeout) as response:
             if response.is_error:
                 await response.aread()
                 raise _fault(response)
+            yield None
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     yield EventView.model_validate_json(line.removeprefix("data:"))
@@ -166,12 +173,38 @@ class RunsClient:
         return response
 
 
+class _Outage:
+    """Since when the coordinator has been away, if it is."""
+
+    def __init__(self, url: str, on_away: Callable[[], None] | None) -> None:
+        self._url, self._on_away = url, on_away
+        self._clock = asyncio.get_running_loop().time
+        self._since: float | None = None
+        self._said = False
+
+    def over(self) -> None:
+        self._since, self._said = None, False
+
+    def goes_on(self, error: Exception) -> None:
+        """One more try has failed. Raises: TransientError: they have for RECONNECT_SECONDS."""
+        if self._since is None:
+            self._since = self._clock()
+            return
+        if self._clock() - self._since > RECONNECT_SECONDS:
+            raise TransientError(
+                f"the coordinator at {self._url} was away for {RECONNECT_SECONDS:g} s ({error})"
+            ) from None
+        if self._on_away is not None and not self._said:
+            self._said = True
+            self._on_away()
+
+
 def _fault(response: httpx.Response) -> SluiceError:
     """A problem document as the exception that its status means."""
     try:
         detail = Problem.model_validate_json(response.content).detail
     except ValidationError:
         detail = f"{response.url} answered {response.status_code}: is this a Sluice coordinator?"
-    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+    if response.status_code in RETRIED:
         return TransientError(detail)
     return ConfigError(detail) if response.is_client_error else SluiceError(detail)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from sluice.cli.connection import At, connect, newest_run, wait_for
 from sluice.cli.progress import COLUMNS, Progress
-from sluice.client import RunsClient
+from sluice.client import RECONNECT_SECONDS, NoServerError, RunsClient
 from sluice.errors import TransientError
 from sluice.types import RunState
 from sluice.views import EventView, RunView
@@ -27,6 +27,8 @@ QUIET_SECONDS = 30.0
 LAST_STEP_SECONDS = 3.0
 """Longest wait for the event of the last training step, once the run has ended."""
 SHOWN_STEPS = 12
+AWAY = (TransientError, NoServerError)
+"""What a try to ask a coordinator ends with that was there and may be back soon."""
 
 WatchedRun = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="The run's id; default: the newest run.", show_default=False)
@@ -83,17 +85,18 @@ def view(total_steps: int) -> Iterator[Screen]:
 
 
 async def follow(client: RunsClient, run_id: str, screen: Screen) -> RunView:
-    """Show the run until it has ended; the run then.
+    """Show the run until it has ended, also across restarts of the coordinator; the run then.
 
     Raises:
-        ConfigError, TransientError: as `RunsClient`.
+        ConfigError: as `RunsClient`.
+        TransientError: the coordinator was away for RECONNECT_SECONDS.
     """
     events: asyncio.Queue[EventView] = asyncio.Queue()
     reader = asyncio.create_task(_read_events(client, run_id, events))
     try:
         while True:
             news: list[str] = []
-            with contextlib.suppress(TransientError):  # the event reader has the deadline for a coordinator away
+            with contextlib.suppress(*AWAY):  # the event reader has the deadline for a coordinator away
                 news += screen.progress.see_run(await client.get(run_id))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STATUS_SECONDS):
@@ -117,14 +120,18 @@ async def _show_last_steps(client: RunsClient, run: RunView, screen: Screen) -> 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_STEP_SECONDS):
             while True:
-                screen.show(screen.progress.see_steps(await client.steps(run.id)))
+                with contextlib.suppress(*AWAY):
+                    screen.show(screen.progress.see_steps(await client.steps(run.id)))
                 if len(screen.progress.trainings) >= run.training_steps:
                     return
                 await asyncio.sleep(0.2)
 
 
 async def _read_events(client: RunsClient, run_id: str, events: asyncio.Queue[EventView]) -> None:
-    async for event in client.events(run_id):
+    def say() -> None:
+        print(f"coordinator away, trying again for {RECONNECT_SECONDS:g} s", file=sys.stderr, flush=True)
+
+    async for event in client.events(run_id, on_away=say):
         events.put_nowait(event)
 
 

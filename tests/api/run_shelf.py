@@ -172,15 +172,16 @@ async def serving(shelf: RunShelf, token: str | None = None, port: int | None = 
 class ThreadServer:
     """The API in a thread of its own, for callers that block."""
 
-    def __init__(self, shelf: RunShelf, token: str | None = None) -> None:
+    def __init__(self, shelf: RunShelf, token: str | None = None, port: int | None = None) -> None:
         self.shelf, self.url = shelf, ""
-        self._token = token
+        self._token, self._port = token, port
         self._loop = asyncio.new_event_loop()
         self._end = asyncio.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
 
     def __enter__(self) -> ThreadServer:
+        self.shelf.news = asyncio.Condition()  # the loop of a server before is gone
         self._thread.start()
         assert self._ready.wait(20)
         return self
@@ -195,6 +196,7 @@ class ThreadServer:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     async def _serve(self) -> None:
-        async with serving(self.shelf, self._token) as self.url:
+        async with serving(self.shelf, self._token, self._port) as self.url:
             self._ready.set()
             await self._end.wait()
+        await asyncio.sleep(0.1)  # open connections are closed by the loop, as a process that ends closes them
