@@ -92,6 +92,7 @@ def test_a_slip_of_the_pen_in_a_resource_is_found() -> None:
         ("rollout.maxGroupsInFlight=10", "groupsPerWorker=48 is above rollout.maxGroupsInFlight=10"),
         ("run.file=x", "say in run.trainFiles where the coordinator sees the training files"),
         ("coordinator.ingress.enabled=true", "set coordinator.ingress.host"),
+        ("trainer.hostNetwork=true", "name the nodes' addresses in networkPolicy.trainerFrom"),
     ],
 )
 def test_a_wrong_value_is_refused_with_a_line_that_names_it(setting: str, says: str) -> None:
@@ -267,3 +268,45 @@ def test_dashboards_and_alert_rules_are_those_of_the_compose_stack() -> None:
     for file in folder.glob("prometheus/rules/*.yml"):
         rule = rendered.get("PrometheusRule", f"sluice-{file.stem}")
         assert rule["spec"] == yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def test_only_who_speaks_to_a_broker_trusts_the_private_authority_instead_of_the_public_ones() -> None:
+    """With it alone nothing can be downloaded from a model hub; a file that is not mounted fails every connection."""
+    prepared = "--set-json=assets.prepare=" + json.dumps([{"path": "model", "image": "trainer", "command": ["x"]}])
+    run = "--set=run.file=x,run.trainFiles={/assets/x}"
+    rendered = render(*SETS["everything-on"], prepared, run)
+    trusting = set()
+    for name, container in containers(rendered):
+        variables = {entry["name"]: entry.get("value") for entry in container.get("env", [])}
+        if "SSL_CERT_FILE" not in variables:
+            continue
+        trusting.add(name)
+        folders = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert str(Path(str(variables["SSL_CERT_FILE"])).parent) in folders, name
+    speaking = {
+        name
+        for name, container in containers(rendered)
+        if {"SLUICE_NATS_URL", "SLUICE_REDIS_URL"} & {entry["name"] for entry in container.get("env", [])}
+        and not name.endswith("/wait")  # opens a connection and closes it, before any TLS
+    }
+    assert {"prepare/step-0", "rollout/engine", "run/submit"} <= {name for name, _ in containers(rendered)}
+    assert (
+        trusting == speaking == {f"{name}/{name}" for name in ("coordinator", "reward", "rollout", "trainer", "smoke")}
+    )
+
+
+def test_trainers_on_the_network_of_their_nodes_reach_nats_by_address() -> None:
+    ports = render(*SETS["everything-on"]).get("NetworkPolicy", "sluice-nats")["spec"]["ingress"]
+    (clients,) = (rule for rule in ports if rule["ports"][0]["port"] == 4222)
+    assert {"ipBlock": {"cidr": "10.1.0.0/16"}} in clients["from"]
+    render("--set=trainer.hostNetwork=true,networkPolicy.enabled=false")  # nothing to open
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "JobSet", "LeaderWorkerSet"])
+def test_a_node_can_be_drained_whatever_makes_the_trainers_pods(kind: str) -> None:
+    """A Job does not say how many pods it should have, so a budget of its pods never lets one go."""
+    rendered = render(f"--set=trainer.kind={kind},trainer.nodes=2")
+    budgets = {budget["metadata"]["name"]: budget["spec"] for budget in rendered.of_kind("PodDisruptionBudget")}
+    assert ("sluice-trainer" in budgets) == (kind != "JobSet")
+    assert {"sluice-coordinator", "sluice-reward", "sluice-rollout", "sluice-nats"} <= budgets.keys()
+    assert {spec["unhealthyPodEvictionPolicy"] for spec in budgets.values()} == {"AlwaysAllow"}

@@ -20,6 +20,11 @@
 {{- if and $values.nats.enabled (lt (int $values.nats.storage.sizeGiB) (add (int $values.nats.rolloutsGiB) 4)) }}
 {{- fail (printf "nats.storage.sizeGiB=%d cannot hold nats.rolloutsGiB=%d and 4 GiB for the other streams" (int $values.nats.storage.sizeGiB) (int $values.nats.rolloutsGiB)) }}
 {{- end }}
+{{- $servers := dig "spec" "replicas" 0 (lookup "apps/v1" "StatefulSet" .Release.Namespace (include "sluice.name" (list . "nats")) | default dict) | int }}
+{{- /* One server alone keeps no record of its streams that a cluster could read, and the other way round. */}}
+{{- if and $values.nats.enabled $servers (ne $servers (int $values.nats.replicas)) (or (eq $servers 1) (eq (int $values.nats.replicas) 1)) }}
+{{- fail (printf "nats.replicas=%d: this release runs %d, and a change from or to one server would delete every stream, the ledger of runs included; leave it, or move the streams as UPGRADING.md says" (int $values.nats.replicas) $servers) }}
+{{- end }}
 {{- if and $values.nats.tls.secret (not $values.tls.caSecret) }}
 {{- fail "nats.tls.secret is set: our clients need the authority that signed it in tls.caSecret" }}
 {{- end }}
@@ -40,5 +45,8 @@
 {{- end }}
 {{- if and (eq $values.trainer.kind "StatefulSet") $values.trainer.hostNetwork (gt (int $values.trainer.nodes) 1) }}
 {{- fail "trainer.hostNetwork=true: on the node's network a pod cannot tell by its name that it is the first one; with several nodes set trainer.kind to JobSet or LeaderWorkerSet" }}
+{{- end }}
+{{- if and $values.trainer.hostNetwork $values.networkPolicy.enabled $values.nats.enabled (not $values.networkPolicy.trainerFrom) }}
+{{- fail "trainer.hostNetwork=true: no policy knows a pod on the node's network by its labels, so NATS would refuse the trainer; name the nodes' addresses in networkPolicy.trainerFrom, e.g. [{ipBlock: {cidr: 10.0.0.0/16}}]" }}
 {{- end }}
 {{- end }}

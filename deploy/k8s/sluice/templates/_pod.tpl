@@ -62,11 +62,18 @@ securityContext:
 {{- define "sluice.env" -}}
 {{- $ := index . 0 -}}
 {{- $common := dict "HOME" "/tmp" "HF_HUB_OFFLINE" "1" "TOKENIZERS_PARALLELISM" "false" "PYTHONUNBUFFERED" "1" -}}
-{{- if $.Values.tls.caSecret }}
-{{- $_ := set $common "SSL_CERT_FILE" "/etc/sluice/ca/ca.crt" -}}
-{{- end }}
 {{- range $name, $value := merge (deepCopy (index . 2)) (index . 1) $common }}
 - {name: {{ $name }}, value: {{ $value | toString | quote }}}
+{{- end }}
+{{- end }}
+
+{{/*
+For those who speak to NATS or Redis, as YAML: whom to trust. For nobody else: it takes the place of the public
+authorities, without which no model can be downloaded.
+*/}}
+{{- define "sluice.trust" -}}
+{{- if .Values.tls.caSecret -}}
+SSL_CERT_FILE: /etc/sluice/ca/ca.crt
 {{- end }}
 {{- end }}
 
@@ -183,6 +190,8 @@ metadata:
   labels: {{- include "sluice.labels" . | nindent 4 }}
 spec:
   maxUnavailable: 1
+  # A pod that is not ready guards nothing: it may always be moved.
+  unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels: {{- include "sluice.selector" . | nindent 6 }}
 {{- end }}

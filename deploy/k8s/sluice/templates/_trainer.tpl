@@ -78,7 +78,7 @@ containers:
       - name: POD_NAME
         valueFrom: {fieldRef: {fieldPath: metadata.name}}
       {{- include "sluice.natsEnv" . | trim | nindent 6 }}
-      {{- include "sluice.env" (list . $env $trainer.env) | trim | nindent 6 }}
+      {{- include "sluice.env" (list . (merge $env (include "sluice.trust" . | fromYaml)) $trainer.env) | trim | nindent 6 }}
     ports:
       - {name: metrics, containerPort: 9103}
       - {name: weights, containerPort: 50061}
