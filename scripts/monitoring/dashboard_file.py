@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,16 @@ class Variables:
     """A regular expression."""
     rate_interval: str
     window: str
+    namespace: str = ".*"
 
     def fill(self, expr: str) -> str:
         """`expr` as Prometheus gets it."""
-        values = {"$run": self.run, "$__rate_interval": self.rate_interval, "$window": self.window}
+        values = {
+            "$namespace": self.namespace,
+            "$run": self.run,
+            "$__rate_interval": self.rate_interval,
+            "$window": self.window,
+        }
         for name, value in values.items():
             expr = expr.replace(name, value)
         return expr
@@ -39,10 +46,7 @@ class Query:
 
     def name(self, labels: dict[str, str]) -> str:
         """The name of a series with these labels."""
-        text = self.legend
-        for label, value in labels.items():
-            text = text.replace(f"{{{{{label}}}}}", value)
-        return text
+        return re.sub(r"\{\{(\w+)\}\}", lambda label: labels.get(label[1], ""), self.legend).strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ WHO_WAITS_FOR_WHOM = Section(
             "Held back by",
             "The part that holds the run back now: the verdict that `sluice watch` and the run's status show too. "
             "Empty until enough is measured, and while the run does not run.",
-            (Query(f"{runs('sluice_bottleneck')} == 1", "{{part}}"),),
+            (Query(f"{runs('sluice_bottleneck')} == 1", "{{part}} · {{run}}"),),
             Kind.NAMES,
             width=4,
             height=8,

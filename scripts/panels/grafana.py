@@ -24,7 +24,7 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColor
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.text import TextMode
 
-from panels.panel import GRID_WIDTH, Kind, Page, Panel, Query, Section
+from panels.panel import GRID_WIDTH, Kind, Page, Panel, Query, Section, here
 
 DATA_SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "sluice"
@@ -45,6 +45,7 @@ def to_json(page: Page) -> str:
         .refresh("10s")
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .with_variable(_data_source_variable())
+        .with_variable(_namespace_variable())
         .with_variable(_run_variable())
         .with_variable(_window_variable())
         .link(_links())
@@ -151,7 +152,13 @@ def _names(panel: Panel) -> stat.Panel:
 
 
 def _states(panel: Panel) -> statetimeline.Panel:
-    return statetimeline.Panel().merge_values(True).show_value(enums.VisibilityMode.NEVER).row_height(0.8)
+    # Without colours of its own Grafana gives 0 one too, and every line looks as if it were the one that counts.
+    shown = {
+        "0": models.ValueMappingResult(text="no", color="transparent", index=0),
+        "1": models.ValueMappingResult(text="yes", color="orange", index=1),
+    }
+    built = statetimeline.Panel().merge_values(True).show_value(enums.VisibilityMode.NEVER).row_height(0.8)
+    return built.mappings([models.ValueMap(options=shown)])
 
 
 def _text(panel: Panel) -> text.Panel:
@@ -167,13 +174,23 @@ def _data_source_variable() -> dashboard.DatasourceVariable:
     return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
+def _namespace_variable() -> dashboard.QueryVariable:
+    # All is a pattern and no list: where there are no namespaces it still matches.
+    return _chosen("namespace", "Namespace", "label_values(sluice_groups_issued_total, namespace)").all_value(".*")
+
+
 def _run_variable() -> dashboard.QueryVariable:
+    return _chosen("run", "Run", f"label_values({here('sluice_groups_issued_total')}, run)")
+
+
+def _chosen(name: str, label: str, query: str) -> dashboard.QueryVariable:
+    """One or several values of a label; at first all of them."""
     everything = models.VariableOption(text="All", value="$__all")
     return (
-        dashboard.QueryVariable("run")
-        .label("Run")
+        dashboard.QueryVariable(name)
+        .label(label)
         .datasource(DATA_SOURCE)
-        .query({"query": "label_values(sluice_groups_issued_total, run)", "refId": "run"})
+        .query({"query": query, "refId": name})
         .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(models.VariableSort.ALPHABETICAL_ASC)
         .multi(True)

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 GRID_WIDTH = 24
 """Columns of Grafana's grid."""
+NAMESPACE = 'namespace=~"$namespace"'
+"""Matches the installations chosen at the top of the dashboard; outside Kubernetes nothing has the label, and all is
+matched."""
 RUN = 'run=~"$run"'
 """Matches the runs chosen at the top of the dashboard."""
 RATE = "$__rate_interval"
@@ -25,6 +28,7 @@ class Kind(StrEnum):
     NAMES = "names"
     """The labels of the series are the message, not their values."""
     STATES = "state-timeline"
+    """A line for each series, coloured while its value is 1."""
     TEXT = "text"
 
 
@@ -74,9 +78,14 @@ class Page:
     sections: tuple[Section, ...]
 
 
+def here(metric: str, *matchers: str) -> str:
+    """A metric of the chosen installations, whichever runs it is about."""
+    return f"{metric}{{{', '.join((NAMESPACE, *matchers))}}}"
+
+
 def runs(metric: str, *matchers: str) -> str:
-    """A metric of the chosen runs."""
-    return f"{metric}{{{', '.join((RUN, *matchers))}}}"
+    """A metric of the chosen runs. The id of a run is its own in all installations, so sums need only that."""
+    return here(metric, RUN, *matchers)
 
 
 def rate(metric: str, *matchers: str, window: str = RATE) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panels.panel import WINDOW, Kind, Page, Panel, Query, Section, mean, quantile, rate, runs, total
+from panels.panel import WINDOW, Kind, Page, Panel, Query, Section, here, mean, quantile, rate, runs, total
 
 LOGPROB_GAP_LIMIT = 0.1
 
@@ -14,21 +14,21 @@ GENERATION = Section(
             "Response tokens of finished rollouts, kept or not, and what each engine generates now.",
             (
                 Query(total(rate("sluice_rollout_tokens_total")), "finished · {{run}}"),
-                Query("sglang:gen_throughput", "engine {{instance}}"),
+                Query(here("sglang:gen_throughput"), "engine {{instance}}"),
             ),
         ),
         Panel(
             "Running and waiting requests",
             "Of each engine. Waiting ones while few run: the cache is too small.",
             (
-                Query("sglang:num_running_reqs", "running {{instance}}"),
-                Query("sglang:num_queue_reqs", "waiting {{instance}}"),
+                Query(here("sglang:num_running_reqs"), "running {{instance}}"),
+                Query(here("sglang:num_queue_reqs"), "waiting {{instance}}"),
             ),
         ),
         Panel(
             "KV cache in use",
             "Share of each engine's cache. Near 1 requests are retracted and computed again.",
-            (Query("sglang:token_usage", "{{instance}}"),),
+            (Query(here("sglang:token_usage"), "{{instance}}"),),
             unit="percentunit",
             maximum=1,
         ),

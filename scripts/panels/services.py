@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from panels.panel import WINDOW, Kind, Page, Panel, Query, Section, rate, runs, total
+from panels.panel import WINDOW, Kind, Page, Panel, Query, Section, here, rate, runs, total
 
 SLUICE_JOBS = 'job=~".*sluice.*"'
 """Every scrape job of a deployment has this in its name."""
-FIRING = 'ALERTS{alertname=~"Sluice.*", alertstate="firing"}'
+FIRING = here("ALERTS", 'alertname=~"Sluice.*"', 'alertstate="firing"')
 STREAM_LIMIT = 0.85
 VERIFIER_LIMIT = 0.05
 
 
 def of_processes(metric: str) -> str:
     """A metric that the client library gives every process."""
-    return f"{metric}{{{SLUICE_JOBS}}}"
+    return here(metric, SLUICE_JOBS)
 
 
 def seconds(q: float, histogram: str, *by: str) -> str:
     """A quantile over all replicas of the reward service, which serves all runs alike."""
-    return f"histogram_quantile({q}, sum by ({', '.join((*by, 'le'))}) (rate({histogram}_bucket[{WINDOW}])))"
+    labels = ", ".join(("namespace", *by, "le"))
+    return f"histogram_quantile({q}, sum by ({labels}) (rate({here(f'{histogram}_bucket')}[{WINDOW}])))"
+
+
+def verdicts(*matchers: str) -> str:
+    """Verdicts a second of each verifier."""
+    return f"sum by (namespace, verifier) (rate({here('sluice_reward_verdicts_total', *matchers)}[{WINDOW}]))"
 
 
 UP = Section(
@@ -27,7 +33,7 @@ UP = Section(
         Panel(
             "Alerts firing",
             "By name; what each means and what to do is in the runbook, docs/operations.md.",
-            (Query(f"count by (alertname) ({FIRING}) or vector(0)", "{{alertname}}"),),
+            (Query(f"count by (namespace, alertname) ({FIRING}) or vector(0)", "{{alertname}} {{namespace}}"),),
             Kind.NUMBERS,
             width=6,
             limit=1,
@@ -35,7 +41,7 @@ UP = Section(
         Panel(
             "Processes up",
             "How many replicas of each service answer.",
-            (Query(f"sum by (job) ({of_processes('up')})", "{{job}}"),),
+            (Query(f"sum by (namespace, job) ({of_processes('up')})", "{{job}} {{namespace}}"),),
             width=6,
         ),
         Panel(
@@ -58,6 +64,7 @@ UP = Section(
     ),
 )
 
+_NATS_RETRIES = f"rate({here('sluice_nats_retries_total')}[{WINDOW}])"
 _UNFINISHED = rate("sluice_rollout_groups_total", 'status!="scored"', window=WINDOW)
 
 REPEATS = Section(
@@ -73,7 +80,7 @@ REPEATS = Section(
             "Retries a minute",
             "Requests to NATS and Score calls that had to be repeated.",
             (
-                Query(f"60 * sum by (job) (rate(sluice_nats_retries_total[{WINDOW}]))", "NATS, {{job}}"),
+                Query(f"60 * sum by (namespace, job) ({_NATS_RETRIES})", "NATS, {{job}} {{namespace}}"),
                 Query(f"60 * {total(rate('sluice_rollout_reward_retries_total', window=WINDOW))}", "Score · {{run}}"),
             ),
         ),
@@ -86,6 +93,8 @@ REPEATS = Section(
     ),
 )
 
+_SCORED = 'kind="scored"'
+
 VERIFIERS = Section(
     "Verifiers",
     (
@@ -94,9 +103,8 @@ VERIFIERS = Section(
             "Share of verdicts that are a timeout or an error. A failure is never a 0: its group is dropped.",
             (
                 Query(
-                    f'1 - sum by (verifier) (rate(sluice_reward_verdicts_total{{kind="scored"}}[{WINDOW}])) '
-                    f"/ (sum by (verifier) (rate(sluice_reward_verdicts_total[{WINDOW}])) > 0)",
-                    "{{verifier}}",
+                    f"1 - {verdicts(_SCORED)} / ({verdicts()} > 0)",
+                    "{{verifier}} {{namespace}}",
                 ),
             ),
             unit="percentunit",
@@ -106,9 +114,9 @@ VERIFIERS = Section(
             "Verifier latency",
             "Seconds of a check itself, 50th and 99th percentile, and of a whole Score request, 99th.",
             (
-                Query(seconds(0.5, "sluice_reward_verdict_seconds", "verifier"), "{{verifier}}, median"),
-                Query(seconds(0.99, "sluice_reward_verdict_seconds", "verifier"), "{{verifier}}, 99 %"),
-                Query(seconds(0.99, "sluice_reward_request_seconds"), "request, 99 %"),
+                Query(seconds(0.5, "sluice_reward_verdict_seconds", "verifier"), "{{verifier}}, median {{namespace}}"),
+                Query(seconds(0.99, "sluice_reward_verdict_seconds", "verifier"), "{{verifier}}, 99 % {{namespace}}"),
+                Query(seconds(0.99, "sluice_reward_request_seconds"), "request, 99 % {{namespace}}"),
             ),
             unit="s",
         ),
@@ -116,9 +124,9 @@ VERIFIERS = Section(
             "Reward service at work",
             "Items without a verdict yet, and how many checks run of those that can run at once.",
             (
-                Query("sum(sluice_reward_pending_items)", "pending items"),
-                Query("sum(sluice_reward_busy_lanes)", "lanes at work"),
-                Query("sum(sluice_reward_lanes)", "lanes"),
+                Query(f"sum by (namespace) ({here('sluice_reward_pending_items')})", "pending items {{namespace}}"),
+                Query(f"sum by (namespace) ({here('sluice_reward_busy_lanes')})", "lanes at work {{namespace}}"),
+                Query(f"sum by (namespace) ({here('sluice_reward_lanes')})", "lanes {{namespace}}"),
             ),
         ),
     ),
@@ -164,6 +172,10 @@ WAITS = Section(
     ),
 )
 
+_STREAM_USED = f"{here('sluice_stream_bytes')} / sluice_stream_limit_bytes"
+_DISK_FREE = f"{here('sluice_trainer_disk_free_bytes')} / sluice_trainer_disk_size_bytes"
+_CACHE_FREE = f"{here('sluice_rollout_disk_free_bytes')} / sluice_rollout_disk_size_bytes"
+
 STORAGE = Section(
     "Streams, disks and memory",
     (
@@ -171,8 +183,8 @@ STORAGE = Section(
             "Stream sizes",
             "Bytes in each JetStream stream.",
             (
-                Query("max by (stream) (sluice_stream_bytes)", "{{stream}}"),
-                Query("max(sluice_jetstream_storage_bytes)", "all, on disk"),
+                Query(f"max by (namespace, stream) ({here('sluice_stream_bytes')})", "{{stream}} {{namespace}}"),
+                Query(f"max by (namespace) ({here('sluice_jetstream_storage_bytes')})", "all, on disk {{namespace}}"),
             ),
             unit="bytes",
             width=6,
@@ -180,7 +192,7 @@ STORAGE = Section(
         Panel(
             "Streams against their limits",
             "A checkpoint comes early when ROLLOUTS is three quarters full; EVENTS drops its oldest.",
-            (Query("max by (stream) (sluice_stream_bytes / sluice_stream_limit_bytes)", "{{stream}}"),),
+            (Query(f"max by (namespace, stream) ({_STREAM_USED})", "{{stream}} {{namespace}}"),),
             unit="percentunit",
             width=6,
             maximum=1,
@@ -190,13 +202,8 @@ STORAGE = Section(
             "Free disk space",
             "Share that is free where weights, checkpoints and the workers' caches are.",
             (
-                Query(
-                    "min by (folder) (sluice_trainer_disk_free_bytes / sluice_trainer_disk_size_bytes)", "{{folder}}"
-                ),
-                Query(
-                    "min by (instance) (sluice_rollout_disk_free_bytes / sluice_rollout_disk_size_bytes)",
-                    "cache of {{instance}}",
-                ),
+                Query(f"min by (namespace, folder) ({_DISK_FREE})", "{{folder}} {{namespace}}"),
+                Query(f"min by (namespace, instance) ({_CACHE_FREE})", "cache of {{instance}} {{namespace}}"),
             ),
             unit="percentunit",
             width=6,

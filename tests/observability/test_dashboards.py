@@ -68,9 +68,42 @@ def test_a_dashboard_has_one_data_source_and_lets_people_choose_runs(dashboard: 
     variables = {variable["name"]: variable for variable in dashboard.fields["templating"]["list"]}
     sources = [name for name, variable in variables.items() if variable["type"] == "datasource"]
     assert sources == ["datasource"]
-    assert variables["run"]["query"]["query"] == "label_values(sluice_groups_issued_total, run)"
+    chosen = 'label_values(sluice_groups_issued_total{namespace=~"$namespace"}, run)'
+    assert variables["run"]["query"]["query"] == chosen
     used = {source["uid"] for source in find(dashboard.fields, "datasource") if isinstance(source, dict)}
     assert used == {"${datasource}"}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
+def test_a_dashboard_lets_people_choose_an_installation_and_shows_all_where_there_are_no_namespaces(
+    dashboard: Any,
+) -> None:
+    variables = {variable["name"]: variable for variable in dashboard.fields["templating"]["list"]}
+    assert list(variables).index("namespace") < list(variables).index("run")
+    assert variables["namespace"]["allValue"] == ".*"
+
+
+@pytest.mark.parametrize(("panel", "expr"), QUERIES)
+def test_the_query_of_a_panel_is_about_the_chosen_installations_and_does_not_mix_them(panel: str, expr: str) -> None:
+    assert 'namespace=~"$namespace"' in expr, panel
+    groupings = re.findall(r"\bby \((\w+)", expr)
+    assert set(groupings) <= {"namespace", "run", "le"}, panel
+    assert not re.search(r"\b(?:sum|max|min|count|avg)\b(?! by \()", expr), panel
+
+
+def test_a_timeline_of_states_colours_only_what_holds() -> None:
+    timelines = [p for dashboard in DASHBOARDS for p in dashboard.panels if p.kind == "state-timeline"]
+    assert timelines
+    for panel in timelines:
+        (mapping,) = panel.fields["fieldConfig"]["defaults"]["mappings"]
+        assert mapping["options"]["0"]["color"] == "transparent"
+        assert mapping["options"]["1"]["color"] not in ("transparent", None)
+
+
+def test_what_holds_a_run_back_is_shown_with_the_run() -> None:
+    legends = [query.legend for d in DASHBOARDS for p in d.panels for query in p.queries if "bottleneck" in query.expr]
+    assert legends
+    assert all("{{run}}" in legend for legend in legends)
 
 
 def find(fields: Any, key: str) -> Iterator[Any]:
