@@ -35,20 +35,20 @@ async def staffed(coordinator: Coordinator, bus: Bus, **changes: Any) -> Stage:
     return stage
 
 
+@pytest.mark.parametrize("about_to_read", ["PROMPTS", "GROUPS"])
 async def test_groups_stored_while_a_successor_rebuilds_never_make_it_issue_more(
-    bus: Bus, proxy: Proxy, start_coordinator: StartCoordinator, nats_url: str
+    about_to_read: str, bus: Bus, proxy: Proxy, start_coordinator: StartCoordinator, nats_url: str
 ) -> None:
     first = start_coordinator(nats_url)
     stage = await staffed(first, bus)
     hands = Hands(stage)
     await hands.hold(*range(CAPACITY))
     first.kill()
-    between = proxy.catch("$JS.API.*GROUPS*")  # it has read PROMPTS, and now asks for GROUPS
+    between = proxy.catch({"PROMPTS": "$JS.API.STREAM.INFO.PROMPTS", "GROUPS": "$JS.API.*GROUPS*"}[about_to_read])
     start_coordinator(proxy.url)
     await between.wait()
     await hands.store(5, 2, 7)
     between.release()
-    await claims(stage, 2)
     await hands.store(0)
     await batches(stage, 1)
     assert await issued(stage) == CAPACITY
