@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, SluiceError, TransientError
+from sluice.secrets import HIDDEN, PERCENT_ENCODE, redact_url
 from sluice.views import (
     CheckpointView,
     EventView,
@@ -42,16 +43,26 @@ class NoServerError(ConfigError):
 
 
 class RunsClient:
-    """One coordinator's API. Every method raises ConfigError for a fault of the caller (no server there, 4xx; one
-    line, the problem's detail) and TransientError when a later try may succeed (502, 503, 504, a broken connection).
+    """One coordinator's API.
+
+    The constructor and every method raise ConfigError for a fault of the caller (an address that is none, no server
+    there, 4xx; one line, the problem's detail), and TransientError when a later try may succeed (502, 503, 504, a
+    broken connection).
     """
 
     def __init__(self, url: str, token: str | None = None, timeout_seconds: float = 30.0) -> None:
+        if redact_url(url) == HIDDEN:
+            raise ConfigError(f"--at {HIDDEN}: {PERCENT_ENCODE}")
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-        # A proxy of the environment is for the world outside, never for a service on this machine.
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_seconds, trust_env=not local)
+        try:
+            local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+            # A proxy of the environment is for the world outside, never for a service on this machine.
+            self._http = httpx.AsyncClient(
+                base_url=self.url, headers=headers, timeout=timeout_seconds, trust_env=not local
+            )
+        except (ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(f"--at {self.url}: {error}") from None
 
     async def __aenter__(self) -> Self:
         return self

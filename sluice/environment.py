@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 
 from sluice.errors import ConfigError
 from sluice.faults import in_plain_words
-from sluice.secrets import HIDDEN, read_secret, redact
+from sluice.secrets import HIDDEN, PERCENT_ENCODE, encoded_credentials, read_secret, redact, redact_url
 
 S = TypeVar("S", bound=BaseModel)
 HIGHEST_PORT = 65535
@@ -20,15 +20,20 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 def check_nats_url(value: str) -> str:
     """`value`, if it is one URL of a NATS server or several with commas between. Raises: ValueError: it is not."""
+    if redact_url(value) == HIDDEN:
+        raise ValueError(PERCENT_ENCODE)
     for part in value.split(","):
         url = _split(part.strip(), ("nats", "tls", "ws", "wss"), "nats://HOST:4222")
         if url.path not in ("", "/") or not url.hostname:
             raise ValueError(f"{redact(part)!r} is not of the form nats://HOST:4222")
+    encoded_credentials(value)
     return value
 
 
 def check_redis_url(value: str) -> str:
     """`value`, if it is the URL of a Redis-protocol server. Raises: ValueError: it is not."""
+    if redact_url(value) == HIDDEN:
+        raise ValueError(PERCENT_ENCODE)
     example = "redis://HOST:6379/0"
     url = _split(value, ("redis", "rediss", "unix"), example)
     database = url.path.strip("/")
@@ -80,7 +85,7 @@ def read_settings(
         if not first["loc"]:
             raise ConfigError(message) from None
         field = str(first["loc"][0])
-        shown = HIDDEN if field in secrets else redact(found.get(field) or "")
+        shown = HIDDEN if field in secrets else redact_url(found.get(field) or "")
         raise ConfigError(f"{variables[field]}={shown}: {message}") from None
 
 

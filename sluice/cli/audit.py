@@ -11,7 +11,7 @@ from sluice.cli.connection import RunId
 from sluice.environment import check_nats_url
 from sluice.errors import ConfigError
 from sluice.local.state import find_stack
-from sluice.secrets import read_secret
+from sluice.secrets import read_secret, redact_url
 
 NatsUrl = Annotated[
     str | None, typer.Option("--nats-url", envvar="SLUICE_NATS_URL", help="Address of NATS; default: the local stack.")
@@ -28,5 +28,5 @@ def audit(run: RunId, nats_url: NatsUrl = None, stack: Stack = None, json: Json 
     try:
         check_nats_url(url)
     except ValueError as error:
-        raise ConfigError(f"--nats-url (SLUICE_NATS_URL)={url}: {error}") from None
+        raise ConfigError(f"--nats-url (SLUICE_NATS_URL)={redact_url(url)}: {error}") from None
     raise typer.Exit(main(run, url, json))

@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from sluice.errors import ConfigError, TransientError
-from sluice.secrets import redact
+from sluice.secrets import encoded_credentials, redact
 from sluice.telemetry import get_logger
 from sluice.wire import subjects
 
@@ -93,6 +93,7 @@ class Bus:
         async def on_back() -> None:
             log.info("nats_back", url=redact(url))
 
+        credentials = encoded_credentials(url)
         client, seconds = Client(), min(CONNECT_SECONDS, deadline_seconds)
         faults: deque[str] = deque(maxlen=3)
         try:
@@ -100,6 +101,9 @@ class Bus:
                 await client.connect(
                     url.split(","),
                     name=name,
+                    user=credentials.user,
+                    password=credentials.password,
+                    token=credentials.token,
                     error_cb=on_error,
                     disconnected_cb=on_lost,
                     reconnected_cb=on_back,
