@@ -25,7 +25,7 @@ WHO_WAITS_FOR_WHOM = Section(
         Panel(
             "Held back by, over time",
             "A line for each part, coloured while the verdict names it.",
-            (Query(f"max by (run, part) ({runs('sluice_bottleneck')})", "{{part}} · {{run}}"),),
+            (Query(f"max by (namespace, run, part) ({runs('sluice_bottleneck')})", "{{part}} · {{run}}"),),
             Kind.STATES,
             width=6,
             height=8,
@@ -34,7 +34,7 @@ WHO_WAITS_FOR_WHOM = Section(
             "What the verdict is made from",
             "Shares of the time. A trainer that waits wants more rollouts; rollouts that idle wait for the trainer, or "
             "for a higher staleness bound.",
-            (Query(f"max by (run, share) ({runs('sluice_bottleneck_share')})", "{{share}} · {{run}}"),),
+            (Query(f"max by (namespace, run, share) ({runs('sluice_bottleneck_share')})", "{{share}} · {{run}}"),),
             unit="percentunit",
             width=6,
             height=8,

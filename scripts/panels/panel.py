@@ -84,7 +84,7 @@ def here(metric: str, *matchers: str) -> str:
 
 
 def runs(metric: str, *matchers: str) -> str:
-    """A metric of the chosen runs. The id of a run is its own in all installations, so sums need only that."""
+    """A metric of the chosen runs."""
     return here(metric, RUN, *matchers)
 
 
@@ -94,8 +94,8 @@ def rate(metric: str, *matchers: str, window: str = RATE) -> str:
 
 
 def total(expr: str, *by: str) -> str:
-    """The sum over all replicas, for each run."""
-    return f"sum by ({', '.join(('run', *by))}) ({expr})"
+    """The sum over all replicas, for each run of each installation: with equal keys two may have a run of one id."""
+    return f"sum by ({', '.join(('namespace', 'run', *by))}) ({expr})"
 
 
 def share(part: str, whole: str) -> str:

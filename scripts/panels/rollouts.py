@@ -37,7 +37,7 @@ GENERATION = Section(
             "What the rollout workers do, as shares of their time. Idle workers wait for prompts.",
             (
                 Query(
-                    f"avg by (run, doing) ({rate('sluice_rollout_time_seconds_total')})",
+                    f"avg by (namespace, run, doing) ({rate('sluice_rollout_time_seconds_total')})",
                     "{{doing}} · {{run}}",
                 ),
             ),
@@ -73,7 +73,7 @@ VERSIONS = Section(
             "Published and served",
             "The newest published policy version, and what each worker's engine serves.",
             (
-                Query(f"max by (run) ({runs('sluice_published_policy_version')})", "published · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_published_policy_version')})", "published · {{run}}"),
                 Query(runs("sluice_rollout_policy_version"), "served {{instance}}"),
             ),
             width=12,
@@ -82,8 +82,8 @@ VERSIONS = Section(
             "Version skew",
             "How far the slowest worker is behind. More than the staleness bound plus one: its rollouts come too late.",
             (
-                Query(f"max by (run) ({runs('sluice_version_skew_steps')})", "skew · {{run}}"),
-                Query(f"max by (run) ({runs('sluice_staleness_bound_steps')}) + 1", "alert · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_version_skew_steps')})", "skew · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_staleness_bound_steps')}) + 1", "alert · {{run}}"),
             ),
             width=12,
         ),

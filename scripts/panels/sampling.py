@@ -53,7 +53,7 @@ FILTER = Section(
 )
 
 _ROOM = " - ".join(
-    f"max by (run) ({runs(metric)})"
+    f"max by (namespace, run) ({runs(metric)})"
     for metric in ("sluice_groups_capacity", "sluice_groups_consumed", "sluice_groups_kept_waiting")
 )
 
@@ -64,9 +64,9 @@ QUEUE = Section(
             "Queue depth",
             "Prompts that no worker has pulled, prompts in workers' hands, and kept groups that wait for their batch.",
             (
-                Query(f"max by (run) ({runs('sluice_prompts_queued')})", "queued · {{run}}"),
-                Query(f"max by (run) ({runs('sluice_prompts_delivered')})", "at workers · {{run}}"),
-                Query(f"max by (run) ({runs('sluice_groups_kept_waiting')})", "kept, waiting · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_prompts_queued')})", "queued · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_prompts_delivered')})", "at workers · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_groups_kept_waiting')})", "kept, waiting · {{run}}"),
             ),
         ),
         Panel(
@@ -74,7 +74,7 @@ QUEUE = Section(
             "Groups issued and not yet stored; how many the staleness bound allows now; how many the workers have room "
             "for. Flat at the bound: generation waits for the trainer.",
             (
-                Query(f"max by (run) ({runs('sluice_groups_in_flight')})", "in flight · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_groups_in_flight')})", "in flight · {{run}}"),
                 Query(_ROOM, "allowed by staleness · {{run}}"),
                 Query(total(runs("sluice_rollout_slots")), "slots of workers · {{run}}"),
             ),
@@ -106,7 +106,7 @@ STALENESS = Section(
             (
                 Query(runs("sluice_trainer_staleness_mean"), "mean · {{run}}"),
                 Query(runs("sluice_trainer_staleness_max"), "maximum · {{run}}"),
-                Query(f"max by (run) ({runs('sluice_staleness_bound_steps')})", "bound · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_staleness_bound_steps')})", "bound · {{run}}"),
             ),
         ),
         Panel(
@@ -130,7 +130,7 @@ TAIL = Section(
             "waits: raise the staleness bound, or change `asynchrony.stragglers`.",
             (
                 Query(mean("sluice_batch_straggler_seconds"), "batch waited · {{run}}"),
-                Query(f"max by (run) ({runs('sluice_oldest_group_seconds')})", "oldest in flight · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_oldest_group_seconds')})", "oldest in flight · {{run}}"),
             ),
             unit="s",
         ),

@@ -57,7 +57,7 @@ UP = Section(
             "starts anew after each run.",
             (
                 Query(f"changes({of_processes('process_start_time_seconds')}[1h])", "{{job}} {{instance}}"),
-                Query(f"max by (run) ({runs('sluice_trainer_lineage')})", "trainer lineage · {{run}}"),
+                Query(f"max by (namespace, run) ({runs('sluice_trainer_lineage')})", "trainer lineage · {{run}}"),
             ),
             width=6,
         ),
@@ -132,8 +132,8 @@ VERIFIERS = Section(
     ),
 )
 
-_WAITED = f"max by (run, wait) ({runs('sluice_wait_seconds')})"
-_DEADLINE = f"max by (run, wait) ({runs('sluice_wait_deadline_seconds')})"
+_WAITED = f"max by (namespace, run, wait) ({runs('sluice_wait_seconds')})"
+_DEADLINE = f"max by (namespace, run, wait) ({runs('sluice_wait_deadline_seconds')})"
 
 WAITS = Section(
     "Waits by name",

@@ -22,14 +22,14 @@ PROGRESS = Section(
         Panel(
             "State",
             "State of each chosen run.",
-            (Query(f"max by (run, state) ({runs('sluice_run_state')}) == 1", "{{state}} · {{run}}"),),
+            (Query(f"max by (namespace, run, state) ({runs('sluice_run_state')}) == 1", "{{state}} · {{run}}"),),
             Kind.NAMES,
             height=4,
         ),
         Panel(
             "Policy version",
             "Newest published policy version: so many batches are trained.",
-            (Query(f"max by (run) ({runs('sluice_published_policy_version')})", "{{run}}"),),
+            (Query(f"max by (namespace, run) ({runs('sluice_published_policy_version')})", "{{run}}"),),
             Kind.NUMBERS,
             width=4,
             height=4,
@@ -180,7 +180,7 @@ STEP_TIME = Section(
         Panel(
             "Seconds a step by phase",
             "Mean seconds of a training step, split by phase. A thick `wait` means that rollouts are the slow part.",
-            (Query(f"{_PHASES} / on (run) group_left () ({_STEPS} > 0)", "{{phase}} · {{run}}"),),
+            (Query(f"{_PHASES} / on (namespace, run) group_left () ({_STEPS} > 0)", "{{phase}} · {{run}}"),),
             Kind.STACK,
             unit="s",
             width=12,
@@ -188,7 +188,12 @@ STEP_TIME = Section(
         Panel(
             "Trainer's time",
             "What rank 0 does, as shares of the time; also while one phase lasts.",
-            (Query(f"max by (run, doing) ({rate('sluice_trainer_time_seconds_total')})", "{{doing}} · {{run}}"),),
+            (
+                Query(
+                    f"max by (namespace, run, doing) ({rate('sluice_trainer_time_seconds_total')})",
+                    "{{doing}} · {{run}}",
+                ),
+            ),
             Kind.STACK,
             unit="percentunit",
             width=12,

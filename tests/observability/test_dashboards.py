@@ -87,7 +87,7 @@ def test_a_dashboard_lets_people_choose_an_installation_and_shows_all_where_ther
 def test_the_query_of_a_panel_is_about_the_chosen_installations_and_does_not_mix_them(panel: str, expr: str) -> None:
     assert 'namespace=~"$namespace"' in expr, panel
     groupings = re.findall(r"\bby \((\w+)", expr)
-    assert set(groupings) <= {"namespace", "run", "le"}, panel
+    assert set(groupings) <= {"namespace", "le"}, panel
     assert not re.search(r"\b(?:sum|max|min|count|avg)\b(?! by \()", expr), panel
 
 
