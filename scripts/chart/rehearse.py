@@ -101,13 +101,8 @@ class Rehearsal:
         variables = self.variables(container)
         words = [str(word) for word in (*container["command"], *container.get("args", []))]
         words = [self.here(re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), w)) for w in words]
-        match words[0]:
-            case "python":
-                words[0] = sys.executable
-            case "nats-server":
-                words[0] = nats_server()
-            case "redis-server":
-                words[0] = valkey_server()
+        programs = {"python": sys.executable, "nats-server": nats_server(), "redis-server": valkey_server()}
+        words = [programs.get(word, word) for word in words]  # not the first alone: a shell may start it
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with (self.folder / "logs" / name).open("ab") as log:
             process = await asyncio.create_subprocess_exec(

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "k8s" / "sluice"
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 OPTIONS = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+SETS = {"defaults": (), **{path.stem: ("--values", str(path)) for path in (*EXAMPLES, *OPTIONS)}}
+EVERY_SET = pytest.mark.parametrize("arguments", SETS.values(), ids=SETS)
 NAMESPACE = "training"
 POD_NAME = "sluice-pod-0"
 
@@ -105,6 +108,15 @@ def render(*arguments: str) -> Rendered:
 
 def render_example(name: str, *arguments: str) -> Rendered:
     return render("--values", str(CHART / "examples" / f"{name}.yaml"), *arguments)
+
+
+def containers(rendered: Rendered) -> list[tuple[str, Resource]]:
+    """(component/name, container) of every container, those that run first included."""
+    found = []
+    for component, pod in rendered.pods():
+        for container in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
+            found.append((f"{component}/{container['name']}", container))
+    return found
 
 
 def command_line(container: Resource) -> Sequence[str]:

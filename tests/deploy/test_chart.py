@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,29 +16,19 @@ import yaml
 from services.engine.access import Keys
 from tests.deploy.charts import (
     CHART,
+    EVERY_SET,
     EXAMPLES,
-    OPTIONS,
     ROOT,
-    HelmError,
-    Rendered,
+    SETS,
     Resource,
     command_line,
+    containers,
     render,
     render_example,
     run_helm,
 )
 
-SETS = {"defaults": (), **{path.stem: ("--values", str(path)) for path in (*EXAMPLES, *OPTIONS)}}
-EVERY_SET = pytest.mark.parametrize("arguments", SETS.values(), ids=SETS)
 SERVICES = ("coordinator", "reward", "rollout", "trainer", "nats", "redis")
-
-
-def containers(rendered: Rendered) -> list[tuple[str, Resource]]:
-    found = []
-    for component, pod in rendered.pods():
-        for container in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
-            found.append((f"{component}/{container['name']}", container))
-    return found
 
 
 @pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda path: path.stem if path else "defaults")
@@ -72,55 +61,6 @@ def test_a_slip_of_the_pen_in_a_resource_is_found() -> None:
     assert "imagePullPolcy" in found
     assert "spec.endpoints.0.intervall" in found
     assert "spec.hostNetwork: 'yes' is not of type" in found
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("trainer.device=gpu", "'/trainer/device': value must be one of 'cuda', 'cpu'"),
-        ("trainer.nodse=3", "'/trainer': additional properties 'nodse' not allowed"),
-        ("nats.replicas=2", "'/nats/replicas': value must be one of 1, 3, 5"),
-        ("reward.workers=none", "'/reward/workers': got string, want integer"),
-        ("run.modelPath=models/tiny", "'/run/modelPath': 'models/tiny' does not match pattern"),
-        ("rollout.engine.resources.limits.memory=12GB", "'12GB' does not match pattern"),
-        ("data.accessModes={ReadWriteOnce}", "run.weightsTransport=shared: trainer and engines share the claim"),
-        ("trainer.nodes=2,data.accessModes={ReadWriteOnce}", "trainer.nodes=2: all of them write checkpoints"),
-        ("nats.rolloutsGiB=100", "nats.storage.sizeGiB=20 cannot hold nats.rolloutsGiB=100"),
-        ("nats.enabled=false", "name a Secret with the URL of your own NATS in nats.external.urlSecret"),
-        ("nats.tls.secret=x", "the authority that signed it in tls.caSecret"),
-        ("rollout.autoscaling.enabled=true", "set rollout.autoscaling.prometheusAddress"),
-        ("rollout.maxGroupsInFlight=10", "groupsPerWorker=48 is above rollout.maxGroupsInFlight=10"),
-        ("run.file=x", "say in run.trainFiles where the coordinator sees the training files"),
-        ("coordinator.ingress.enabled=true", "set coordinator.ingress.host"),
-        ("trainer.hostNetwork=true", "name the nodes' addresses in networkPolicy.trainerFrom"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_a_line_that_names_it(setting: str, says: str) -> None:
-    with pytest.raises(HelmError) as refused:
-        run_helm("template", "sluice", str(CHART), "--set", setting)
-    assert says in str(refused.value)
-
-
-def test_the_values_file_shows_every_value_that_the_schema_knows() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-
-    def names(node: Any, shown: Any, path: str) -> set[str]:
-        found = set()
-        for name, child in node.get("properties", {}).items():
-            found.add(f"{path}{name}")
-            found |= names(child, (shown or {}).get(name, {}), f"{path}{name}.")
-        return found
-
-    def keys(shown: Any, path: str, known: set[str]) -> set[str]:
-        found = set()
-        for name, child in shown.items() if isinstance(shown, dict) else ():
-            if path == "" or f"{path}{name}" in known:
-                found |= {f"{path}{name}"} | keys(child, f"{path}{name}.", known)
-        return found
-
-    known = names(schema, values, "") - {"global"}
-    assert keys(values, "", known) == known
 
 
 def test_there_is_one_template_file_for_each_service() -> None:
@@ -256,18 +196,6 @@ def test_a_pod_takes_as_many_gpus_as_it_uses() -> None:
     assert "--nproc-per-node=8" in command_line(trainer)
     laptop = render_example("laptop")
     assert "nvidia.com/gpu" not in json.dumps(laptop.resources)
-
-
-def test_dashboards_and_alert_rules_are_those_of_the_compose_stack() -> None:
-    rendered, folder = render(*SETS["everything-on"]), ROOT / "deploy" / "observability"
-    texts = {name: text for resource in rendered.of_kind("ConfigMap") for name, text in resource["data"].items()}
-    files = [*(folder / "grafana" / "dashboards").glob("*.json"), *(folder / "prometheus" / "rules").glob("*.yml")]
-    assert files
-    for file in files:
-        assert texts[file.name] == file.read_text(encoding="utf-8"), file
-    for file in folder.glob("prometheus/rules/*.yml"):
-        rule = rendered.get("PrometheusRule", f"sluice-{file.stem}")
-        assert rule["spec"] == yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 def test_only_who_speaks_to_a_broker_trusts_the_private_authority_instead_of_the_public_ones() -> None:

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
+from redis.exceptions import AuthenticationError
 
 from sluice.errors import ConfigError
+from sluice.local.binaries import valkey_server
 from sluice.transport.nats import Bus, StreamLimits
 from sluice.wire import subjects
-from tests.deploy.charts import CHART, render, render_example
+from tests.deploy.charts import CHART, command_line, expand, render, render_example
 from tests.servers import BIN, free_port, wait_for_port
 
 FILES = CHART / "files"
@@ -115,6 +118,49 @@ def test_a_pod_that_waits_says_for_what_and_ends_with_one_line(tmp_path: Path) -
         f"wait_for: waiting for file:{tmp_path}/model",
         f"wait_for: file:{tmp_path}/model was not there within 0.2 s; look at what should provide it",
     ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["nats://u:SECRET/x@h:4222", "nats://u:1/SECRET@h:4222", "nats://u:SECRET#@h:4222", "tls://h:99999", "h1:4222", ""],
+)
+def test_a_pod_does_not_wait_for_a_server_that_no_url_names_and_tells_no_password(url: str) -> None:
+    command = [sys.executable, str(FILES / "wait_for.py"), "nats"]
+    variables = {"SLUICE_NATS_URL": f"nats://u:p@first:4222,{url}"}
+    asked = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=20)
+    assert (asked.returncode, asked.stderr) == (2, "")
+    (line,) = asked.stdout.splitlines()
+    assert "SLUICE_NATS_URL: server 2 is not given as nats://user:password@host:4222" in line
+    assert "SECRET" not in line
+
+
+def test_redis_asks_for_a_password_that_no_list_of_processes_shows(tmp_path: Path) -> None:
+    rendered = render_example("laptop")
+    container = rendered.container("redis")
+    variables, port = rendered.environment(container), free_port()
+    here = {"redis-server": valkey_server(), "6379": str(port)}
+    words = [here.get(expand(word, variables), expand(word, variables)) for word in command_line(container)]
+    words = [word.replace("/data/", f"{tmp_path}/") for word in words]
+    assert variables["REDIS_PASSWORD"] not in " ".join(words)
+    server = subprocess.Popen(words, env={"PATH": os.environ["PATH"], **variables}, stdout=subprocess.DEVNULL)
+    try:
+        wait_for_port(port)
+        shown = Path(f"/proc/{server.pid}/cmdline").read_text()
+        assert variables["REDIS_PASSWORD"] not in shown
+        with Redis(port=port, password=variables["REDIS_PASSWORD"]) as ours:
+            assert ours.ping()
+        with Redis(port=port) as stranger, pytest.raises(AuthenticationError):
+            stranger.ping()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_streams_are_full_before_their_disk_is() -> None:
+    rendered = render("--set=nats.storage.sizeGiB=100")
+    conf = rendered.get("ConfigMap", "sluice-nats")["data"]["nats.conf"]
+    (limit,) = re.findall(r"max_file_store: (\d+)", conf)
+    assert int(limit) == 95 * 2**30
 
 
 def test_assets_are_prepared_once(tmp_path: Path) -> None:

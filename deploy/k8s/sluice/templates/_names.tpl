@@ -3,7 +3,8 @@
 {{- define "sluice.fullname" -}}
 {{- $chart := default .Chart.Name .Values.nameOverride -}}
 {{- $full := contains $chart .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $chart) -}}
-{{- default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- /* A release may have dots in its name, a Service may not. */}}
+{{- default $full .Values.fullnameOverride | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
 {{- define "sluice.name" -}}
