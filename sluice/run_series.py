@@ -21,13 +21,15 @@ class RunSeries:
     """Makes metrics whose first label is `run`.
 
     When a run has ended here, its gauges go at once: they would tell of a state that nobody looks after any more. Its
-    counters and histograms stay true, so they stay, until KEPT_RUNS other runs have ended after it.
+    counters, its histograms and what is called final stay true, so they stay, until KEPT_RUNS other runs have ended
+    after it.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
         self._gauges: list[Gauge] = []
-        self._sums: list[Counter | Histogram] = []
+        self._sums: list[Counter | Gauge | Histogram] = []
+        """What stays after the end, while the run is among the last KEPT_RUNS."""
         self._ended: deque[str] = deque()
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -38,6 +40,12 @@ class RunSeries:
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
         gauge = Gauge(name, text, ("run", *labels), registry=self._registry)
         self._gauges.append(gauge)
+        return gauge
+
+    def final_gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """One whose last value stays true after the run's end; whoever sets it takes it away where it would not."""
+        gauge = Gauge(name, text, ("run", *labels), registry=self._registry)
+        self._sums.append(gauge)
         return gauge
 
     def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:

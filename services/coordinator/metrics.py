@@ -19,10 +19,12 @@ NATS_RETRIES = RETRIES
 
 
 class CoordinatorMetrics:
-    """Counters and gauges by run; a run's gauges are there while this coordinator holds it."""
+    """Counters and gauges by run; a run's gauges are there while this coordinator holds it, its last state longer."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._series = RunSeries(registry)
+        self._over: set[str] = set()
+        """Held runs that have ended: their state changes no more, whoever looks after them."""
         self._count_groups()
         self._measure_batches()
         self._show_run()
@@ -82,7 +84,7 @@ class CoordinatorMetrics:
 
     def _show_run(self) -> None:
         counter, gauge = self._series.counter, self._series.gauge
-        self.state = gauge("sluice_run_state", "1 for the state that the run is in.", "state")
+        self.state = self._series.final_gauge("sluice_run_state", "1 for the state that the run is in.", "state")
         self.lease = gauge("sluice_lease_held", "1 at the coordinator that holds the run.")
         self.claims = counter("sluice_claims_total", "Times that this coordinator claimed the run in its ledger.")
         self.training_failures = counter(
@@ -144,7 +146,12 @@ class CoordinatorMetrics:
         self.observe_state(run_id, history.state)
 
     def end(self, run_id: str) -> None:
-        """This coordinator does not hold the run any more."""
+        """This coordinator does not hold the run any more. How it ended stays to be seen; a state that another
+        coordinator may change does not.
+        """
+        if run_id not in self._over:
+            self.state.remove_by_labels({"run": run_id})
+        self._over.discard(run_id)
         self._series.end(run_id)
 
     def observe_group(self, run_id: str, group: Group, reason: DropReason | None, seconds: float | None) -> None:
@@ -219,4 +226,5 @@ class CoordinatorMetrics:
         for other in RunState:
             self.state.labels(run=run_id, state=str(other)).set(other is state)
         if state.terminal:
+            self._over.add(run_id)
             self.ended.labels(state=str(state)).inc()

@@ -20,18 +20,21 @@ def test_gauges_go_with_their_run_and_counters_when_eight_more_have_ended() -> N
     registry = CollectorRegistry()
     series = RunSeries(registry)
     done, level = series.counter("done_total", "Done."), series.gauge("level", "Level.", "tank")
-    size = series.histogram("size", "Size.", buckets=(1,))
+    size, fate = series.histogram("size", "Size.", buckets=(1,)), series.final_gauge("fate", "Fate.")
     runs = [f"run-{i}" for i in range(KEPT_RUNS + 1)]
     for run in runs:
         series.begin(run)
         done.labels(run).inc(3)
         level.labels(run, "a").set(1)
         size.labels(run).observe(2)
+        fate.labels(run).set(4)
         series.end(run)
         assert registry.get_sample_value("level", {"run": run, "tank": "a"}) is None
         assert registry.get_sample_value("done_total", {"run": run}) == 3
+        assert registry.get_sample_value("fate", {"run": run}) == 4
     assert registry.get_sample_value("done_total", {"run": runs[0]}) is None
     assert registry.get_sample_value("size_sum", {"run": runs[0]}) is None
+    assert registry.get_sample_value("fate", {"run": runs[0]}) is None
     assert registry.get_sample_value("size_sum", {"run": runs[1]}) == 2
 
 
@@ -98,4 +101,7 @@ async def test_a_coordinator_that_loses_its_lease_shows_nothing_of_the_run_and_t
     await post(other, f"/v1/runs/{run}/stop")
     await stage.checkpoint()
     await until(other, 1.0, "sluice_runs_ended_total", state="stopped")
-    await until(other, None, "sluice_run_state", run=run, state="stopped")
+    await until(other, None, "sluice_lease_held", run=run)
+    assert await value(other, "sluice_run_state", run=run, state="stopped") == 1.0
+    assert await value(other, "sluice_run_state", run=run, state="running") == 0.0
+    assert await value(holder, "sluice_run_state", run=run, state="running") is None
