@@ -33,14 +33,9 @@ fingerprint() { # of everything that an image is made of
 build() { # IMAGE TARGET ARGUMENT...
     local image=$1 target=$2
     shift 2
+    say "building $image"
     podman build --quiet --network none --target "$target" "${@/#/--build-arg=}" --tag "$image" "$context" \
         >"$home/build.log" 2>&1 </dev/null || fail "$image cannot be built: $(tail -n 1 "$home/build.log")"
-}
-
-build_and_keep_packages() { # as above; the stage that takes longest gets a name, so that it outlives the clean-up below
-    say "building $1"
-    build "${1/:/-packages:}" packages "${@:3}"
-    build "$@"
 }
 
 scripts/compose/wheelhouse.sh "$WHEELHOUSE" 2>"$home/wheelhouse.log" ||
@@ -49,6 +44,5 @@ take_snapshot
 built=$(fingerprint)
 if [ "$(cat "$home/images-stamp" 2>/dev/null)" = "$built" ] &&
     builds | cut -d ' ' -f 1 | xargs -n 1 podman image exists; then exit 0; fi
-while read -r -a words; do build_and_keep_packages "${words[@]}"; done < <(builds)
-podman image prune --force >"$home/prune.log" # what the time before has left
+while read -r -a words; do build "${words[@]}"; done < <(builds)
 echo "$built" >"$home/images-stamp"
