@@ -25,6 +25,8 @@ MANIFEST_FILE = "manifest.json"
 LEDGER_FILE = "ledger.bin"
 RECORD_HEADER = struct.Struct(">QI")
 """Before each record in LEDGER_FILE: its stream sequence and its length in bytes."""
+UNIVERSAL_SUFFIX = ".universal"
+"""Of the folder beside a checkpoint that holds its universal form."""
 READ_BYTES = 8 << 20
 
 
@@ -42,7 +44,7 @@ class CheckpointManifest:
     config_hash: str
     optimizer_updates: int
     world_size: int
-    """DeepSpeed's shards can only be read by as many ranks as wrote them."""
+    """DeepSpeed's shards are as many; other numbers of ranks read the universal form (`universal.py`)."""
     updated_steps: int | None = None
     """Training steps that made an update: where the learning rate stands. None: written before it was kept."""
     format: int = FORMAT
@@ -70,25 +72,23 @@ class CheckpointStore:
         (folder / LEDGER_FILE).write_bytes(
             b"".join(RECORD_HEADER.pack(sequence, len(payload)) + payload for sequence, payload in records)
         )
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        files = {str(path.relative_to(folder)): _facts(path) for path in paths}
-        text = json.dumps(asdict(replace(manifest, files=files)), indent=1, sort_keys=True).encode()
+        described = replace(manifest, files=facts_of_files(folder))
+        text = json.dumps(asdict(described), indent=1, sort_keys=True).encode()
         (folder / MANIFEST_FILE).write_bytes(text)
-        for path in (*paths, folder / MANIFEST_FILE, *(p for p in folder.rglob("*") if p.is_dir()), folder):
-            _sync(path)
         final = self._root / f"{manifest.k}.{manifest.lineage}"
-        folder.rename(final)
-        _sync(self._root)
+        make_durable(folder, final)
         return Checkpoint(manifest.k, manifest.lineage, str(final), _checksum(text), manifest.chain)
 
     def prune(self, records: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
         """Keep the newest `keep` of these checkpoints (oldest first) and return them; all other folders go.
 
-        Those are older ones, damaged ones, and what a trainer sealed that died before it could record it.
+        Those are older ones, damaged ones, and what a trainer sealed that died before it could record it. A universal
+        form stays as long as its checkpoint.
         """
         kept = list(records[-keep:])
+        paths = {record.path for record in kept}
         for folder in self._root.glob("[0-9]*.[0-9]*"):
-            if str(folder) not in {record.path for record in kept}:
+            if str(folder).removesuffix(UNIVERSAL_SUFFIX) not in paths:
                 shutil.rmtree(folder)
         return kept
 
@@ -116,6 +116,20 @@ def verify(record: Checkpoint) -> CheckpointManifest:
     if (manifest.k, manifest.lineage, manifest.chain) != (record.k, record.lineage, record.chain):
         raise PermanentError(f"checkpoint {folder} is {manifest.k}.{manifest.lineage}, not what its record says")
     return manifest
+
+
+def facts_of_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and checksum of each file below, by its relative path, as a manifest has them; without the manifest's."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_FILE)
+    return {str(path.relative_to(folder)): _facts(path) for path in paths}
+
+
+def make_durable(folder: Path, final: Path) -> None:
+    """Have the disk confirm everything in the folder, and only then give it its name."""
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+    folder.rename(final)
+    _sync(final.parent)
 
 
 def _facts(path: Path) -> dict[str, Any]:

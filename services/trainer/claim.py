@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from nats.js.errors import KeyNotFoundError, NoKeysError
 
 from services.trainer.checkpoint import CheckpointManifest, verify
+from services.trainer.universal import universal_form
 from sluice.config import RunSpec, parse_run_spec
 from sluice.errors import ConfigError, PermanentError
 from sluice.telemetry import Logger
@@ -32,6 +34,13 @@ class Restored:
     manifest: CheckpointManifest
     older: tuple[Checkpoint, ...]
     """Recorded before it, oldest first; not verified."""
+    universal: Path | None = None
+    """Its universal form, when another number of ranks wrote it."""
+
+    @property
+    def folder(self) -> Path:
+        """What the engine loads."""
+        return self.universal or Path(self.record.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +117,24 @@ async def _keep_interval(spec: RunSpec, last_start: datetime, log: Logger) -> No
         await asyncio.sleep(rest)
 
 
-def check_claim(claim: Claim, world_size: int, allow_remote_code: bool) -> None:
+def fit_to_ranks(claim: Claim, world_size: int, log: Logger) -> Claim:
+    """The claim with a checkpoint that so many ranks can load: converted, if another number wrote it.
+
+    Raises:
+        PermanentError: it cannot be converted.
+    """
+    restored = claim.restored
+    if restored is None or restored.manifest.world_size == world_size:
+        return claim
+    return replace(claim, restored=replace(restored, universal=universal_form(restored.record, log)))
+
+
+def check_claim(claim: Claim, allow_remote_code: bool) -> None:
     """What this deployment must agree to before it loads anything.
 
     Raises:
-        ConfigError: another number of ranks than the checkpoint has shards, or code of the model that is not allowed.
+        ConfigError: code of the model that is not allowed.
     """
-    if claim.restored is not None and claim.restored.manifest.world_size != world_size:
-        raise ConfigError(
-            f"checkpoint {claim.restored.record.path} was written by {claim.restored.manifest.world_size} ranks and "
-            f"can only be read by as many; WORLD_SIZE={world_size}"
-        )
     if claim.spec.model.trust_remote_code and not allow_remote_code:
         raise ConfigError("model.trust_remote_code = true needs SLUICE_ALLOW_REMOTE_CODE=1 in the deployment")
 

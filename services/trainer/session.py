@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from services.trainer import metrics
 from services.trainer.agenda import BEAT_SECONDS, Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointStore
-from services.trainer.claim import Claim, check_claim, claim_run, wait_for_run
+from services.trainer.claim import Claim, check_claim, claim_run, fit_to_ranks, wait_for_run
 from services.trainer.config import TrainerSettings
 from services.trainer.fetching import Fetcher
 from services.trainer.ledger import LedgerFeed
@@ -110,22 +109,24 @@ class Session:
             try:
                 claimed = claim_run(self.bus, run_id, instance_name("trainer"), self.log)
                 claim, records = self.nats.call(claimed, "claim", CLAIM_SECONDS)
+                claim = fit_to_ranks(claim, self.ranks.world_size, self.log)
                 if claim.spec.weights.transport == "grpc":
                     check_listening(self.settings.weights_bind, "SLUICE_WEIGHTS_BIND")
             except SluiceError as error:
                 failure = error
         self.ranks.agree(failure)
         claim = self.ranks.share(claim)
-        check_claim(claim, self.ranks.world_size, self.settings.allow_remote_code)
+        check_claim(claim, self.settings.allow_remote_code)
         return claim, records
 
     def _train(self, claim: Claim, records: FencedLog[TrainerRecord] | None) -> None:
         spec = claim.spec
         policy = load_policy(spec)
         limits = packing_limits(policy, spec)
-        engine = ZeroEngine(policy, spec, self.device)
-        if claim.restored is not None:
-            engine.load(Path(claim.restored.record.path))
+        restored = claim.restored
+        engine = ZeroEngine(policy, spec, self.device, universal=restored is not None and bool(restored.universal))
+        if restored is not None:
+            engine.load(restored.folder)
         # Held here until the run is over: a server that nobody refers to is stopped by the garbage collector.
         weight_server = None if records is None else self._weight_server(claim)
         agenda = None if records is None else self._agenda(claim)

@@ -9,8 +9,8 @@ import torch
 from sluice.config import RunSpec
 
 
-def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
-    """DeepSpeed's configuration of a run.
+def deepspeed_config(spec: RunSpec, universal: bool = False) -> dict[str, Any]:
+    """DeepSpeed's configuration of a run; with `universal` it loads checkpoints in that form.
 
     Accumulation is ours: DeepSpeed counts one micro-batch an update and never divides. Gradients accumulate in float32,
     so that the update does not depend on how many micro-batches there are.
@@ -29,6 +29,7 @@ def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
+        "checkpoint": {"load_universal": universal},
         "steps_per_print": 1 << 60,
     }
 

@@ -40,9 +40,12 @@ def join_ranks(rank: int, world_size: int, on_gpu: bool, seconds: float) -> Rank
 
 
 class ZeroEngine:
-    """The sharded policy. Every method but `device` is a collective call."""
+    """The sharded policy. Every method but `device` is a collective call.
 
-    def __init__(self, policy: Policy, spec: RunSpec, device: torch.device) -> None:
+    `universal`: what `load` will read is the universal form of a checkpoint, written by any number of ranks.
+    """
+
+    def __init__(self, policy: Policy, spec: RunSpec, device: torch.device, universal: bool = False) -> None:
         deepspeed = quiet_deepspeed()
         optim = spec.optim
         # Torch's fused AdamW exists for CPU and GPU; DeepSpeed's own would need a compiler at the first start.
@@ -53,7 +56,7 @@ class ZeroEngine:
         self._names = policy.names
         self._stage = spec.trainer.zero_stage
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=policy, optimizer=optimizer, config=deepspeed_config(spec), dist_init_required=False
+            model=policy, optimizer=optimizer, config=deepspeed_config(spec, universal), dist_init_required=False
         )
         self._engine.train()
 
@@ -99,7 +102,7 @@ class ZeroEngine:
         )
 
     def load(self, folder: Path) -> None:
-        """Read back what `save` wrote with the same number of ranks."""
+        """Read back what `save` wrote with the same number of ranks, or its universal form."""
         _, client_state = self._engine.load_checkpoint(str(folder), tag=ENGINE_FOLDER)
         torch.set_rng_state(client_state["torch_rng"])
 

@@ -16,13 +16,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from services.trainer.config import TrainerSettings
 from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner
 from services.trainer.memory import keep_freed_memory
 from services.trainer.packing import PackingLimits
+from services.trainer.process import run_rank
 from services.trainer.ranks import Ranks
 from services.trainer.zero import join_ranks
+from sluice.telemetry import get_logger
 from tests.servers import free_port
+from tests.trainer import resizing
 from tests.trainer.layouts import LR, Layout, disturb, near_policy, plain_trainer, spec_of
 from tests.trainer.plain_engine import PlainEngine
 from tests.trainer.real_shapes import real_spec, wide_batch
@@ -37,15 +41,15 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
 LAYOUT = Layout("shared", 16, checkpointing=False, seed=0)
 
 
-def run(kind: str, ranks: int, model: Path, folder: Path) -> Any:
-    """What rank 0 of so many found."""
+def run(kind: str, ranks: int, model: Path, folder: Path, **variables: str) -> Any:
+    """What rank 0 of so many found, with these variables in their environment."""
     out = folder / f"{kind}.pt"
     command = [sys.executable, "-m", "tests.trainer.several_ranks", kind, str(ranks), str(model), str(out)]
-    subprocess.run(command, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(command, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1", **variables})
     return torch.load(out)
 
 
-def exact(rank: int, world_size: int, model: Path) -> Any:
+def exact(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
     """Float64 gradients of each update under each of ALGORITHMS."""
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     ranks, found = Ranks(rank, world_size), []
@@ -62,7 +66,7 @@ def exact(rank: int, world_size: int, model: Path) -> Any:
     return found
 
 
-def sharded(rank: int, world_size: int, model: Path) -> Any:
+def sharded(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
     """Weights and losses after the updates of `several_groups`, with ZeRO stages 3 and 1."""
     ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
     found = []
@@ -72,7 +76,7 @@ def sharded(rank: int, world_size: int, model: Path) -> Any:
     return found
 
 
-def wide(rank: int, world_size: int, model: Path) -> Any:
+def wide(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
     """The float32 gradient at the real model's widths: stage 1, which sends the large vocabulary around only once."""
     ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
     spec = real_spec(model, zero_stage=1)
@@ -80,7 +84,31 @@ def wide(rank: int, world_size: int, model: Path) -> Any:
     return engine.gradients[0]
 
 
-KINDS: dict[str, Callable[[int, int, Path], Any]] = {"exact": exact, "sharded": sharded, "wide": wide}
+def resized(rank: int, world_size: int, model: Path, folder: Path) -> Any:
+    """Checkpoints of these ranks, left in the folder, and what they make of one rank's that lie there, by stage."""
+    ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
+    found = {}
+    for stage in resizing.STAGES:
+        spec = resizing.spec_of(model, stage)
+        written = resizing.write(folder / f"{world_size}.{stage}", spec, ranks)
+        same = resizing.resume(folder / f"{world_size}.{stage}", spec, ranks, universal=False)
+        (other,) = (folder / f"1.{stage}").glob("*/*.universal")
+        found[stage] = (written, same, resizing.resume(other, spec, ranks, universal=True))
+    return found
+
+
+def served(_rank: int, _count: int, _model: Path, _folder: Path) -> Any:
+    """A run served to its end by these ranks, with the settings of the environment; the exit code."""
+    return run_rank(TrainerSettings.from_environment(os.environ), False, get_logger("trainer"))
+
+
+KINDS: dict[str, Callable[[int, int, Path, Path], Any]] = {
+    "exact": exact,
+    "sharded": sharded,
+    "wide": wide,
+    "resized": resized,
+    "served": served,
+}
 
 
 def main(kind: str, count: str, model: str, out: str) -> int:
@@ -98,7 +126,7 @@ def _fork(kind: str, rank: int, count: int, model: Path, out: Path) -> int:
     torch.set_num_threads(1)
     keep_freed_memory()
     try:
-        found = KINDS[kind](rank, count, model)
+        found = KINDS[kind](rank, count, model, out.parent)
         if rank == 0:
             torch.save(found, out)
     except Exception:  # a fork must not return into the caller: it says what happened and ends here

@@ -25,9 +25,9 @@ LR = 1e-2
 class GradientProbe(ZeroEngine):
     """Keeps the whole gradient of each update, by parameter, and then makes the update as usual."""
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, universal: bool = False) -> None:
         policy = load_policy(spec)
-        super().__init__(policy, spec, CPU)
+        super().__init__(policy, spec, CPU, universal)
         self.policy = policy
         self.limits = packing_limits(policy, spec)
         self.gradients: list[dict[str, Tensor]] = []
@@ -47,10 +47,17 @@ def update(
     engine = GradientProbe(spec)
     if batch is None or rollouts is None:
         batch, rollouts = make_batch(spec)
+    return engine, train_batch(engine, spec, ranks, batch, rollouts)
+
+
+def train_batch(
+    engine: GradientProbe, spec: RunSpec, ranks: Ranks, batch: Batch, rollouts: Mapping[int, list[Rollout]]
+) -> Outcome:
+    """This rank's part of one training step."""
     plan = plan_share(batch, spec, ranks.rank, ranks.world_size)
     share = assemble_share(plan, rollouts, spec, engine.limits)
     learner = Learner(engine, ranks, spec, ReferenceModel.of_run(spec))
-    return engine, learner.train(share.mini_batches, lambda _: LR)
+    return learner.train(share.mini_batches, lambda _: LR)
 
 
 def weights(engine: ZeroEngine) -> dict[str, Tensor]:
