@@ -11,13 +11,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sluice.cli.eval_screen import progress_screen, show_results
-from sluice.cli.eval_servers import Servers, own_servers
+from sluice.cli.eval_servers import ENGINE_START_SECONDS, Servers, own_servers
 from sluice.data import PromptRow, PromptTable
 from sluice.data.prompt_tokens import load_tokenizer
 from sluice.errors import ConfigError, SluiceError
@@ -105,14 +105,16 @@ async def _work(
     async with AsyncExitStack() as stack:
         scorer = RewardClient([servers.reward_address], VERDICT_SECONDS, "VERDICT_SECONDS")
         stack.push_async_callback(scorer.close)
-        engines = list(named)
+        engines, effort = list(named), means.effort
         if servers.engine_url is not None:
+            # It is started again when it dies, and the supervisor gives up before this if it cannot be.
+            effort = replace(effort, engine_wait_seconds=max(effort.engine_wait_seconds, ENGINE_START_SECONDS))
             engines = [EvaluationEngine(servers.engine_url, None, means.request_seconds)]
             stack.push_async_callback(engines[0].close)
         await check_verifiers(plan.settings, plan.problems, scorer)
         assignment = _assignment(plan, await asyncio.gather(*(engine.information() for engine in engines)))
         with progress_screen(len(folder.done), plan.total) as progress:
-            await evaluate(assignment, folder, engines, scorer, means.effort, progress)
+            await evaluate(assignment, folder, engines, scorer, effort, progress)
 
 
 def _assignment(plan: Plan, infos: Sequence[EngineInfo]) -> Assignment:

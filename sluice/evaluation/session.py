@@ -25,7 +25,7 @@ from sluice.evaluation.settings import EvaluationSettings, sample_seed
 from sluice.types import ScoreItem, Verdict, VerdictKind
 
 PIECE = 8
-"""Responses asked for in one request: they share the prompt's cache, and are what a killed evaluation loses."""
+"""Most responses asked for in one request: they share the prompt's cache, and are what a killed evaluation loses."""
 MAX_ATTEMPTS = 4
 """Engines that may get lost over one piece, until the piece itself counts as the cause."""
 POLL_SECONDS = 0.25
@@ -123,7 +123,8 @@ async def evaluate(
         ConfigError: an engine's weights changed, or the disk is full.
         SluiceError: an engine refuses a prompt, an answer takes too long, or no verdicts are to be had.
     """
-    pieces = deque(_pieces(folder.missing(len(assignment.problems), assignment.settings.samples)))
+    size = min(PIECE, effort.concurrency)
+    pieces = deque(_pieces(folder.missing(len(assignment.problems), assignment.settings.samples), size))
     desks = [_Desk(engine, effort, assignment.weight_version) for engine in engines]
 
     async def work(desk: _Desk) -> None:
@@ -144,7 +145,7 @@ async def evaluate(
         living = [desk for desk in desks if not desk.lost]
         if not living:
             raise EngineLostError(f"no engine is left: {'; '.join(desk.lost for desk in desks)}")
-        await _all(work(desk) for desk in living for _ in range(max(1, effort.concurrency // PIECE)))
+        await _all(work(desk) for desk in living for _ in range(effort.concurrency // size))
 
 
 async def _all(works: Iterable[Coroutine[None, None, None]]) -> None:
@@ -210,10 +211,10 @@ def _item(settings: EvaluationSettings, row: PromptRow, sample: int, response: s
     )
 
 
-def _pieces(missing: Sequence[tuple[int, list[int]]]) -> Iterator[_Piece]:
+def _pieces(missing: Sequence[tuple[int, list[int]]], size: int) -> Iterator[_Piece]:
     for problem, lacking in missing:
-        for start in range(0, len(lacking), PIECE):
-            yield _Piece(problem, tuple(lacking[start : start + PIECE]))
+        for start in range(0, len(lacking), size):
+            yield _Piece(problem, tuple(lacking[start : start + size]))
 
 
 def _again(piece: _Piece, error: SluiceError) -> _Piece:
