@@ -28,7 +28,7 @@ from sluice.errors import TransientError, WaitTimeoutError
 from sluice.packed import TokenIds
 from sluice.telemetry import log_policy_version
 from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollouts
-from sluice.types import Group, GroupStatus, Prompt, Rollout
+from sluice.types import Group, GroupStatus, Prompt, Rollout, VerdictKind
 
 RETRY_SECONDS = 1.0
 """A prompt that is handed back after a fault waits this long before somebody gets it."""
@@ -203,6 +203,7 @@ async def _commit(group: Group, bench: Bench) -> str:
     bench.run.log.info(
         "group_stored" if won else "group_lost_to_another_attempt",
         status=str(group.status),
+        rewards=[round(r.reward, 3) if r.verdict is VerdictKind.SCORED else None for r in group.rollouts],
         attempt=group.attempt,
         tokens=sum(rollout.length for rollout in group.rollouts),
         generate_seconds=round(group.generate_seconds, 3),

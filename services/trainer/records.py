@@ -88,7 +88,7 @@ class Recorder:
         self._purge()
         self._verified = record
         self._kept.append(record)
-        self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint.keep)
+        self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint)
         metrics.checkpointed(record.k)
         self._log.info("checkpoint_stored", k=record.k, path=record.path)
 
@@ -98,7 +98,8 @@ class Recorder:
         fields = report.fields()
         self._nats.call(publish_event(self._bus, self._claim.run_id, "step", fields), wait="step event")
         shown = ("step", "loss", "grad_norm", "reward_mean_kept", "entropy", "staleness_max", "seconds")
-        self._log.info("step", **{name: fields[name] for name in shown})
+        groups = [group.n for group in report.batch.groups]
+        self._log.info("step", **{name: fields[name] for name in shown}, groups=groups)
 
     def _append(self, record: TrainerRecord) -> None:
         self._nats.call(self._records.append(record), wait="trainer record")

@@ -53,6 +53,15 @@ class Wanted:
     level: int
     since: datetime | None
 
+    def __str__(self) -> str:
+        """As the options that say so."""
+        said = [f"run {self.run}"] if self.run else []
+        said += [f"--group {self.group}"] if self.group is not None else []
+        said += [f"--service {name}" for name in sorted(self.services)]
+        said += [f"--level {LEVELS[self.level]}"] if self.level else []
+        said += [f"--since {self.since:%Y-%m-%dT%H:%M:%SZ}"] if self.since else []
+        return ", ".join(said)
+
     def includes(self, line: LogLine) -> bool:
         return (
             (self.run is None or line.run == self.run)
@@ -82,10 +91,14 @@ def logs(  # noqa: PLR0913, PLR0917  # one parameter for each flag
     reader = LogReader(folder)
     _check_services(wanted.services, reader.processes)
     write = json_of if as_json else text_of
+    some = False
     try:
         for line in _follow(reader, folder) if follow else reader.read():
             if wanted.includes(line):
                 typer.echo(write(line))
+                some = True
+        if not some:
+            typer.echo(f"no line in {folder} matches {wanted}".removesuffix(" matches "), err=True)
     except BrokenPipeError:  # `| head` has what it wanted; closing the output would fail once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -113,6 +113,16 @@ def test_lines_are_chosen_by_run_service_group_level_and_time(
     assert events(shown(capsys, *arguments)) == expected
 
 
+def test_a_search_that_finds_nothing_says_what_was_searched_for(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", "one-1", "--group", "99999", "--level", "info", "--service", "rollout"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    wanted = "run one-1, --group 99999, --service rollout, --level info"
+    assert said.err == f"no line in artifacts/local/logs matches {wanted}\n"
+
+
 def test_people_read_time_level_process_event_and_fields(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "one-1", "--group", "7"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
