@@ -90,8 +90,12 @@ class Progress:
             f"grad {cells['grad']}  {cells['seconds']} s"
         )
 
-    def cells(self, step: int) -> tuple[str, ...]:
-        """Training step `step` as the values of COLUMNS; reward is over all sampled groups."""
+    def cells(self, step: int, brief: bool = False) -> tuple[str, ...]:
+        """Training step `step` as the values of COLUMNS; reward is over all sampled groups.
+
+        Args:
+            brief: how many groups were dropped, but not why; which staleness there was, but not how often.
+        """
         b = self.batches.get(step, BatchView(step=step))
         t = self.trainings.get(step, TrainingView(step=step))
         return (
@@ -99,8 +103,8 @@ class Progress:
             t.version or "-",
             _number(b.reward_mean, 3),
             "-" if b.keep_rate is None else f"{b.keep_rate:.0%}",
-            dropped_text(b.dropped),
-            _staleness(b.staleness),
+            str(sum(b.dropped.values())) if brief else dropped_text(b.dropped),
+            _staleness_range(b.staleness) if brief else _staleness(b.staleness),
             _number(b.response_length_mean, 1),
             _number(b.tokens_per_second, 0),
             _number(t.loss, 4),
@@ -130,6 +134,18 @@ def dropped_text(dropped: dict[str, int]) -> str:
 def _staleness(groups: dict[str, int]) -> str:
     """Groups by staleness, e.g. `0:4 1:12`."""
     return " ".join(f"{s}:{n}" for s, n in sorted(groups.items(), key=lambda item: int(item[0]))) or "-"
+
+
+def _staleness_range(groups: dict[str, int]) -> str:
+    """The lowest and the highest, e.g. `0-1`."""
+    found = sorted(int(staleness) for staleness in groups)
+    return "-".join(str(staleness) for staleness in dict.fromkeys((found[0], found[-1]))) if found else "-"
+
+
+def first_line(reason: str) -> str:
+    """What a reason of several lines, such as an error of a library, begins with."""
+    first, *rest = reason.splitlines() or [""]
+    return f"{first} …" if rest else first
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -8,14 +8,18 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from sluice.cli.connection import At, RunId, connect, wait_for
+from sluice.cli.progress import first_line
 from sluice.errors import WaitTimeoutError
 from sluice.views import RunAction, RunView
 
 POLL_SECONDS = 0.5
 UNBROKEN_COLUMNS = 1000
+LEAST_REASON = 12
+"""Characters of a reason that a terminal shows, however narrow it is."""
 
 Reason = Annotated[str, typer.Option("--reason", help="Why, in words; the run's status shows it.")]
 Wait = Annotated[float, typer.Option("--wait-seconds", min=0, help="Wait so long for the checkpoint; 0 does not wait.")]
@@ -36,8 +40,10 @@ def runs(at: At = None, json: Json = False) -> None:
     elif not found:
         print("no runs yet; submit one with `sluice run RUN_FILE`")
     else:
-        # Who reads it through a pipe gets a run a line, however long a reason is.
-        Console(width=None if sys.stdout.isatty() else UNBROKEN_COLUMNS).print(_table(found))
+        # Who reads it through a pipe gets a run a line, however long a reason is; a terminal as much as fits.
+        console = Console(width=None if sys.stdout.isatty() else UNBROKEN_COLUMNS)
+        taken = Measurement.get(console, console.options.update(max_width=UNBROKEN_COLUMNS), _table(found, 0)).maximum
+        console.print(_table(found, max(console.width - taken, LEAST_REASON)))
 
 
 def pause(run: RunId, at: At = None, reason: Reason = "", wait_seconds: Wait = 0.0) -> None:
@@ -79,13 +85,14 @@ async def _wait_until_saved(run_id: str, at: str | None, seconds: float) -> None
         raise WaitTimeoutError("checkpoint", seconds, "--wait-seconds") from None
 
 
-def _table(found: tuple[RunView, ...]) -> Table:
+def _table(found: tuple[RunView, ...], most: int) -> Table:
+    """One row a run; of its reason's first line at most `most` characters."""
     table = Table(box=None, pad_edge=False)
     table.add_column("run", no_wrap=True, overflow="ignore")  # an id cut short cannot be copied
-    for title in ("state", "steps", "version", "keep rate", "created", "reason"):
-        table.add_column(title)
+    for title in ("state", "steps", "version", "keep rate", "created", "reason"[:most]):
+        table.add_column(title, no_wrap=True)
     for run in found:
-        keep = run.counts.keep_rate
+        keep, reason = run.counts.keep_rate, first_line(run.reason)
         table.add_row(
             run.id,
             run.state,
@@ -93,6 +100,6 @@ def _table(found: tuple[RunView, ...]) -> Table:
             run.policy_version or "-",
             "-" if keep is None else f"{keep:.2f}",
             f"{run.created_at:%Y-%m-%d %H:%M}",
-            run.reason,
+            reason if len(reason) <= most else f"{reason[: max(most - 2, 0)]} …"[:most],
         )
     return table

@@ -12,10 +12,11 @@ from typing import Annotated, Protocol
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 
 from sluice.cli.connection import At, connect, newest_run, wait_for
-from sluice.cli.progress import COLUMNS, Progress
+from sluice.cli.progress import COLUMNS, Progress, first_line
 from sluice.client import RECONNECT_SECONDS, NoServerError, RunsClient
 from sluice.errors import TransientError
 from sluice.types import RunState
@@ -27,6 +28,7 @@ QUIET_SECONDS = 30.0
 LAST_STEP_SECONDS = 3.0
 """Longest wait for the event of the last training step, once the run has ended."""
 SHOWN_STEPS = 12
+UNBROKEN_COLUMNS = 1000
 AWAY = (TransientError, NoServerError)
 """What a try to ask a coordinator ends with that was there and may be back soon."""
 
@@ -163,19 +165,29 @@ class TableScreen:
 
     def _render(self) -> Group:
         run, progress = self.progress.run, self.progress
-        table = Table(*COLUMNS, box=None, pad_edge=False)
-        for step in sorted(progress.trainings)[-SHOWN_STEPS:]:
-            table.add_row(*progress.cells(step))
+        console = self._live.console
+        table = self._table(brief=False)
+        if Measurement.get(console, console.options.update(max_width=UNBROKEN_COLUMNS), table).maximum > console.width:
+            table = self._table(brief=True)
         lines = [_headline(run)] if run else []
         tail = [f"[dim]waits: {progress.waits()}[/]"] if progress.waits() else []
         if progress.bottleneck():
             tail.append(f"bottleneck: {progress.bottleneck()}")
         return Group(*lines, table, *progress.notes, *tail)
 
+    def _table(self, brief: bool) -> Table:
+        """The last steps; `brief` fits into 80 columns."""
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if brief else (0, 1))
+        for title in COLUMNS:
+            table.add_column(title, no_wrap=True)
+        for step in sorted(self.progress.trainings)[-SHOWN_STEPS:]:
+            table.add_row(*self.progress.cells(step, brief))
+        return table
+
 
 def _headline(run: RunView) -> str:
     c = run.counts
-    reason = f" ({run.reason})" if run.reason else ""
+    reason = f" ({first_line(run.reason)})" if run.reason else ""
     version = run.policy_version or "no version yet"
     keep = "-" if c.keep_rate is None else f"{c.keep_rate:.0%}"
     return (

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 
@@ -13,6 +19,7 @@ import pytest
 from sluice import client as client_module
 from sluice.cli import main
 from sluice.types import RunState
+from sluice.views import BottleneckView
 from tests.api.run_shelf import RunShelf, ThreadServer
 from tests.servers import free_port
 
@@ -78,3 +85,71 @@ def test_a_coordinator_that_stays_away_ends_the_watching_with_one_line(
 def test_a_coordinator_that_was_never_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "--at", f"http://127.0.0.1:{free_port()}"]) == 2
     assert capsys.readouterr().err.startswith("sluice: no coordinator answers at http://127.0.0.1:")
+
+
+def test_who_reads_a_pipe_is_told_what_holds_the_run_back_whenever_that_changes(
+    server: ThreadServer, follower: list[subprocess.Popen[str]]
+) -> None:
+    assert main(["run", "configs/tiny.toml", "--detach", "--at", server.url]) == 0
+    (run_id,) = server.shelf.runs
+    arguments = [sys.executable, "-m", "sluice.cli", "watch", "--at", server.url]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    follower.append(process)
+    assert process.stdout is not None and process.stdout.readline() == f"run {run_id} is queued\n"
+    for part in ("rollouts", "trainer"):
+        verdict = BottleneckView(part=part, text="somebody waits", knob="a knob")
+        server.shelf.change(run_id, bottleneck=verdict)
+        assert process.stdout.readline() == f"bottleneck: {part}: somebody waits; would help: a knob\n"
+
+
+def on_a_terminal(arguments: list[str], columns: int = 80) -> list[str]:
+    """The lines that a command leaves on a terminal so wide."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    with subprocess.Popen(
+        [sys.executable, "-m", "sluice.cli", *arguments], stdout=theirs, stdin=theirs, env=environment
+    ):
+        os.close(theirs)
+        shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+    os.close(ours)
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in shown.splitlines()]
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # what a terminal says when nobody writes to it any more
+        return b""
+
+
+def test_a_narrow_terminal_shows_one_line_a_step(server: ThreadServer) -> None:
+    assert main(["run", "configs/tiny.toml", "--detach", "--at", server.url]) == 0
+    (run_id,) = server.shelf.runs
+    dropped, staleness = {"all_correct": 13, "all_wrong": 10}, {"0": 4, "1": 12, "3": 1}
+    numbers = {"reward_mean": 0.625, "keep_rate": 0.8, "response_length_mean": 123.25, "tokens_per_second": 98181.0}
+    learned = {"version": "v100.1", "loss": -0.0123, "grad_norm": 1.5, "seconds": {"total": 142.2}}
+    server.do(server.shelf.emit(run_id, "batch", step=99, dropped=dropped, staleness=staleness, **numbers))
+    server.do(server.shelf.emit(run_id, "step", step=99, **learned))
+    server.shelf.change(run_id, state=RunState.FAILED, reason="CUDA out of memory\nTraceback:\n  line 7")
+    narrow = on_a_terminal(["watch", run_id, "--at", server.url])
+    values = ["100", "v100.1", "0.625", "80%", "23", "0-3", "123.2", "98181", "-0.0123", "1.50", "142.2"]
+    assert values in [line.split() for line in narrow]
+    assert any("CUDA out of memory …" in line for line in narrow) and not any("Traceback" in line for line in narrow)
+    wide = on_a_terminal(["watch", run_id, "--at", server.url], columns=200)
+    assert any("all_correct 13, all_wrong 10" in line and "0:4 1:12 3:1" in line for line in wide)
+
+
+def test_a_list_of_runs_has_a_line_for_each_however_long_its_reason_is(server: ThreadServer) -> None:
+    assert main(["run", "configs/tiny.toml", "--detach", "--at", server.url]) == 0
+    (run_id,) = server.shelf.runs
+    server.shelf.change(run_id, state=RunState.FAILED, reason=f"first {'x' * 200}\nsecond\nthird")
+    for columns in (80, 120):
+        terminal = on_a_terminal(["runs", "--at", server.url], columns)
+        assert len(terminal) == 2 and len(terminal[1]) == columns
+        assert "first xxx" in terminal[1] and terminal[1].endswith("x …")
+    listed = subprocess.run(
+        [sys.executable, "-m", "sluice.cli", "runs", "--at", server.url], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.splitlines()
+    assert len(listed) == 2 and listed[1].rstrip().endswith(f"first {'x' * 200} …")
