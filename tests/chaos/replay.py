@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sluice.cancellation import end_tasks
 from sluice.local.stack import TORCH_ENVIRONMENT
 from sluice.transport.log import follow_stream, last_sequence, read_stream, trainer_log
 from sluice.transport.nats import Bus
@@ -35,8 +36,7 @@ class Recording:
             self._rollouts[sequence] = payload
 
     async def end(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
 
     async def replay(self, folder: Path, ranks: int) -> str:
         """`equal` if an undisturbed trainer makes the same weights of the recorded batches, else what differs."""
