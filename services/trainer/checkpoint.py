@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.config import CheckpointConfig
 from sluice.errors import PermanentError
 from sluice.types import Checkpoint
 
@@ -79,18 +80,26 @@ class CheckpointStore:
         make_durable(folder, final)
         return Checkpoint(manifest.k, manifest.lineage, str(final), _checksum(text), manifest.chain)
 
-    def prune(self, records: Sequence[Checkpoint], keep: int) -> list[Checkpoint]:
-        """Keep the newest `keep` of these checkpoints (oldest first) and return them; all other folders go.
+    def prune(self, records: Sequence[Checkpoint], rule: CheckpointConfig) -> list[Checkpoint]:
+        """Keep those of these checkpoints (oldest first) that the rule keeps, and return them; all other folders go.
 
         Those are older ones, damaged ones, and what a trainer sealed that died before it could record it. A universal
         form stays as long as its checkpoint.
         """
-        kept = list(records[-keep:])
+        kept = to_keep(records, rule)
         paths = {record.path for record in kept}
         for folder in self._root.glob("[0-9]*.[0-9]*"):
             if str(folder).removesuffix(UNIVERSAL_SUFFIX) not in paths:
                 shutil.rmtree(folder)
         return kept
+
+
+def to_keep(records: Sequence[Checkpoint], rule: CheckpointConfig) -> list[Checkpoint]:
+    """The newest `keep` of these (oldest first), and of each multiple of `keep_every` the newest lineage."""
+    every = rule.keep_every
+    newest = set(records[-rule.keep :])
+    multiples = set({record.k: record for record in records if every and record.k % every == 0}.values())
+    return [record for record in records if record in newest | multiples]
 
 
 def verify(record: Checkpoint) -> CheckpointManifest:

@@ -199,6 +199,18 @@ class TrainerConfig(Section):
 class CheckpointConfig(Section):
     interval: int = Field(10, ge=1, description="Training steps between checkpoints; the last step always has one.")
     keep: int = Field(2, ge=2, description="Newest checkpoints kept on disk.")
+    keep_every: int | None = Field(
+        None, ge=1, description="Also keep the checkpoint of every so many steps, a multiple of interval; unset: none."
+    )
+
+    @model_validator(mode="after")
+    def _check_multiple(self) -> Self:
+        if self.keep_every is not None and self.keep_every % self.interval:
+            raise ValueError(
+                f"keep_every = {self.keep_every} must be a multiple of interval = {self.interval}, the steps that have "
+                f"a checkpoint"
+            )
+        return self
 
 
 class WeightsConfig(Section):

@@ -61,6 +61,7 @@ def test_a_wrong_setting_is_named_with_its_value(name: str, value: str, message:
         ),
         ({"rollout": {"group_size": 1}, "filter": {"enable": False}}, "group_size = 1 .*choose 'reward' or 'zero'"),
         ({"algorithm": {"singleton_advantage": "zero"}}, "group_size = 4 .*singleton_advantage = 'zero'"),
+        ({"checkpoint": {"interval": 4, "keep_every": 10}}, "keep_every = 10 must be a multiple of interval = 4"),
         ({"optim": {"betas": [0.9, 1.0]}}, r"betas = \[0.9, 1.0\] must each be"),
         (
             {"optim": {"lr_scheduler_type": "cosine", "lr_warmup_steps": 100}},
