@@ -40,7 +40,8 @@ def check_writable(folder: Path, knob: str) -> None:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        raise ConfigError(f"{knob}={folder}: {_words(error)}, or choose another folder") from None
+        remedy = ", or ".join(filter(None, (_REMEDIES.get(error.errno or 0), "choose another folder")))
+        raise ConfigError(f"{knob}={folder}: {error.strerror or error}; {remedy}") from None
 
 
 def disk_fault(error: OSError) -> str | None:

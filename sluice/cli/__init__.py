@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+from typer import BadParameter
+from typer.exceptions import Exit, TyperException
+
 from sluice.errors import ConfigError, SluiceError
+from sluice.faults import in_plain_words
 from sluice.secrets import redact
 from sluice.telemetry import configure_logging
 
@@ -15,8 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Whatever is the user's to mend is one line on standard error, never a traceback.
     """
-    from typer.exceptions import Exit, TyperException
-
     from sluice.cli.app import app
 
     configure_logging("warning")  # to standard error: standard output is what the user asked for
@@ -28,11 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except TyperException as error:
-        return _say(f"{error.format_message().rstrip('.')}; `sluice --help` shows what there is", error.exit_code)
+        return _say(f"{_fault_of_arguments(error)}; `sluice --help` shows what there is", error.exit_code)
     except ConfigError as error:
         return _say(str(error), 2)
     except SluiceError as error:
         return _say(str(error), 1)
+
+
+def _fault_of_arguments(error: TyperException) -> str:
+    """What is wrong with the command line; about a value, in the words that are used of a run file's values."""
+    cause = error.__cause__
+    if isinstance(error, BadParameter) and isinstance(cause, ValidationError) and error.param is not None:
+        first = cause.errors()[0]
+        return f"{(error.param.opts or [error.param.name])[0]} = {first['input']}: {in_plain_words(first)}"
+    return error.format_message().rstrip(".")
 
 
 def _say(message: str, code: int) -> int:

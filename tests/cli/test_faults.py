@@ -15,6 +15,8 @@ from tests.api.run_shelf import ThreadServer
 CASES = {
     "a command that does not exist": (["trian"], "No such command 'trian'"),
     "an option that does not exist": (["runs", "--al"], "No such option: --al"),
+    "a number that is none": (["logs", "--group", "x"], "--group = x: must be a whole number; `sluice --help`"),
+    "a number out of range": (["logs", "--group", "-1"], "--group = -1: must be at least 0; `sluice --help`"),
     "an argument that is missing": (["pause"], "Missing argument 'RUN'"),
     "a run file that is not there": (["run", "absent.toml"], "absent.toml: No such file or directory"),
     "a run file that is a folder": (["run", "configs"], "configs: Is a directory"),
@@ -128,7 +130,7 @@ def test_help_explains_every_command_and_every_option(capsys: pytest.CaptureFixt
     for command in app.registered_commands:
         assert command.callback is not None
         assert command.callback.__doc__
-        assert main([command.callback.__name__, "--help"]) == 0
+        assert main([command.name or command.callback.__name__, "--help"]) == 0
         assert capsys.readouterr().out
 
 
