@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 from torch import Tensor
 
 from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.ranks import Ranks
-from services.trainer.universal import universal_form
 from sluice.config import RunSpec
 from sluice.types import Checkpoint
 from tests.trainer.script import RUN, make_batch, make_spec
@@ -85,7 +83,3 @@ def seal(root: Path, staging: Path, ranks: int) -> Checkpoint:
     (root / RUN).mkdir(parents=True)
     manifest = CheckpointManifest(RUN, 1, 1, "", 9, "", 2, world_size=ranks)
     return CheckpointStore(root, RUN).commit(staging, manifest, [])
-
-
-def convert(root: Path, staging: Path, ranks: int) -> Path:
-    return universal_form(seal(root, staging, ranks), structlog.get_logger())

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from services.trainer.checkpoint import facts_of_files
 from services.trainer.config import TrainerSettings
 from services.trainer.ranks import Ranks
+from services.trainer.universal import universal_form
+from sluice.errors import PermanentError
+from sluice.telemetry import get_logger
 from sluice.transport.nats import Bus
-from sluice.types import RunState
+from sluice.types import Checkpoint, RunState
 from tests.trainer import resizing, several_ranks
 from tests.trainer.resizing import STAGES, State
 from tests.trainer.running import events, lineages, tensors, train, versions
@@ -20,6 +24,7 @@ from tests.trainer.script import RUN, Script, make_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
 
+LOG = get_logger("trainer")
 NEAR = 1e-4
 """Largest difference of a state by the number of ranks, of its largest value: sums of gradients in another order."""
 
@@ -31,10 +36,11 @@ def found(tiny_model: Path, one_rank: Ranks, tmp_path_factory: pytest.TempPathFa
     by_stage: dict[int, dict[str, Any]] = {}
     for stage in STAGES:
         by_stage[stage] = {"1": resizing.write(folder / f"one.{stage}", resizing.spec_of(tiny_model, stage), one_rank)}
-        resizing.convert(folder / f"1.{stage}", folder / f"one.{stage}", ranks=1)
+        record = resizing.seal(folder / f"1.{stage}", folder / f"one.{stage}", ranks=1)
+        by_stage[stage] |= {"record": record, "universal": universal_form(record, LOG)}
     of_two = several_ranks.run("resized", 2, tiny_model, folder)
     for stage in STAGES:
-        universal = resizing.convert(folder / f"2.{stage}.sealed", folder / f"2.{stage}", ranks=2)
+        universal = universal_form(resizing.seal(folder / f"2.{stage}.sealed", folder / f"2.{stage}", ranks=2), LOG)
         by_stage[stage]["2 to 1"] = resizing.resume(universal, resizing.spec_of(tiny_model, stage), one_rank, True)
         by_stage[stage] |= dict(zip(("2", "2 to 2", "1 to 2"), of_two[stage], strict=True))
     return by_stage
@@ -70,6 +76,26 @@ def test_another_number_of_ranks_has_the_same_state_to_the_bit_and_goes_on_as_if
     assert torch.equal(written["rng"], resumed["rng"])
     assert distance(resumed["saved"], resumed["next"]) > 100 * NEAR
     assert distance(undisturbed["next"], resumed["next"]) < NEAR
+
+
+def test_a_universal_form_is_used_again_if_it_is_whole_and_made_again_if_it_is_not(
+    found: dict[int, dict[str, Any]],
+) -> None:
+    record, folder = found[1]["record"], found[1]["universal"]
+    whole, made = facts_of_files(folder), folder.stat().st_ino
+    assert universal_form(record, LOG) == folder
+    assert folder.stat().st_ino == made
+    next(folder.rglob("exp_avg.pt")).write_bytes(b"damaged")
+    assert universal_form(record, LOG) == folder
+    assert facts_of_files(folder).keys() == whole.keys()
+    assert facts_of_files(folder) == whole
+
+
+def test_a_checkpoint_that_cannot_be_converted_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "1.1" / "engine").mkdir(parents=True)
+    with pytest.raises(PermanentError, match=r"1\.1 cannot be converted for another number of ranks: .*FileNotFound"):
+        universal_form(Checkpoint(1, 1, str(tmp_path / "1.1"), "", ""), LOG)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["1.1"]
 
 
 @pytest.mark.usefixtures("one_rank")
