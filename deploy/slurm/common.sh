@@ -13,7 +13,7 @@ fail() { # MESSAGE: what a person has to mend
     exit "$EXIT_CONFIGURATION"
 }
 
-sluice() { "$PYTHON" -m sluice.cli "$@"; }
+sluice() { "$SLUICE_PYTHON" -m sluice.cli "$@"; }
 
 make_secrets() { # once a job; a requeued one finds them
     local secrets=$SLUICE_HOME/secrets token
@@ -23,17 +23,17 @@ make_secrets() { # once a job; a requeued one finds them
     done
     # The job may have another first node than before, so the addresses are written anew.
     token=$(<"$secrets/nats_token")
-    (umask 077; echo "nats://$token@$HEAD:$NATS_PORT" >"$secrets/nats_url")
-    (umask 077; echo "redis://:$(<"$secrets/redis_password")@$HEAD:$REDIS_PORT/0" >"$secrets/redis_url")
+    (umask 077; echo "nats://$token@$SLUICE_HEAD:$SLUICE_NATS_PORT" >"$secrets/nats_url")
+    (umask 077; echo "redis://:$(<"$secrets/redis_password")@$SLUICE_HEAD:$SLUICE_REDIS_PORT/0" >"$secrets/redis_url")
 }
 
 use_services() { # where they are, for services and for the command line
     export SLUICE_NATS_URL_FILE=$SLUICE_HOME/secrets/nats_url
     export SLUICE_REDIS_URL_FILE=$SLUICE_HOME/secrets/redis_url
     export SLUICE_API_TOKEN_FILE=$SLUICE_HOME/secrets/api_token
-    export SLUICE_API_URL=http://$HEAD:$API_PORT
+    export SLUICE_API_URL=http://$SLUICE_HEAD:$SLUICE_API_PORT
     export SLUICE_DATA_DIR=$SLUICE_HOME/data
-    export SLUICE_METRICS_HOST=$HOST
+    export SLUICE_METRICS_HOST=$SLUICE_LISTEN
     export HF_HUB_OFFLINE=1 # a model that is not in its folder is an error, never a download
 }
 

@@ -5,8 +5,9 @@ set -euo pipefail
 source "$SLUICE_ROOT/deploy/slurm/common.sh"
 use_services
 
-export SLUICE_WEIGHTS_BIND=$HOST:$WEIGHTS_PORT SLUICE_WEIGHTS_ADVERTISE=$HEAD:$WEIGHTS_PORT
+export SLUICE_WEIGHTS_BIND=$SLUICE_LISTEN:$SLUICE_WEIGHTS_PORT
+export SLUICE_WEIGHTS_ADVERTISE=$SLUICE_HEAD:$SLUICE_WEIGHTS_PORT
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-logged "trainer-$SLURM_PROCID" "$PYTHON" -m services.trainer.launch \
-    --nnodes "$TRAINER_NODES" --node-rank "$SLURM_PROCID" --nproc-per-node "$TRAINER_RANKS" \
-    --master-addr "$HEAD" --master-port "$MASTER_PORT"
+logged "trainer-$SLURM_PROCID" "$SLUICE_PYTHON" -m services.trainer.launch \
+    --nnodes "$SLUICE_TRAINER_NODES" --node-rank "$SLURM_PROCID" --nproc-per-node "$SLUICE_TRAINER_RANKS" \
+    --master-addr "$SLUICE_HEAD" --master-port "$SLUICE_MASTER_PORT"

@@ -31,7 +31,8 @@ def known_variables() -> set[str]:
         found |= set(config.ENVIRONMENT.values())
         from_files = (*getattr(config, "SECRETS", ()), *getattr(config, "URLS", ()))
         found |= {f"{config.ENVIRONMENT[field]}_FILE" for field in from_files}
-    return found | {"SLUICE_API_URL", "SLUICE_ROOT", "SLUICE_HOME"}
+    of_job = re.findall(r"\b(SLUICE_[A-Z_]+):=", (SLURM / "sluice.env").read_text(encoding="utf-8"))
+    return found | {"SLUICE_API_URL", "SLUICE_HEAD", *of_job}
 
 
 @pytest.mark.parametrize("file", [*SLURM.iterdir(), *(ROOT / "deploy/systemd").iterdir(), ROOT / "docs/bare-metal.md"])
@@ -74,9 +75,55 @@ def test_the_slurm_scripts_are_sound_shell() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_job_can_be_requeued_and_is_warned_before_its_end() -> None:
-    directives = set(re.findall(r"^#SBATCH (--[a-z-]+)", (SLURM / "sluice.sbatch").read_text(), re.MULTILINE))
-    assert {"--requeue", "--signal", "--open-mode"} <= directives
+def test_the_job_can_be_requeued_is_warned_before_its_end_and_takes_all_of_its_nodes() -> None:
+    """Not by SIGTERM, which `scancel` sends too."""
+    script = (SLURM / "sluice.sbatch").read_text(encoding="utf-8")
+    directives = dict(re.findall(r"^#SBATCH (--[a-z-]+)=?(\S*)", script, re.MULTILINE))
+    assert {"--requeue", "--exclusive", "--open-mode"} <= set(directives)
+    assert directives["--signal"].startswith("B:USR1@")
+    assert directives["--mem"] == "0"
+    assert re.findall(r"\bsrun (?!.*--cpu-bind=none)", script) == []
+
+
+def test_a_slurm_job_takes_no_setting_from_a_variable_of_another_program() -> None:
+    """The shell that submits it has such names for its own purposes; only those of Sluice count."""
+    settings = (SLURM / "sluice.env").read_text(encoding="utf-8")
+    assert set(re.findall(r'"\$\{([A-Z_]+):=', settings)) == set(re.findall(r'"\$\{(SLUICE_[A-Z_]+):=', settings))
+    foreign = {"HOST": "login-1", "PYTHON": "/usr/bin/python2", "MODEL": "x", "ENGINE": "x", "MASTER_PORT": "1"}
+    shown = [settings_of_job(surroundings) for surroundings in ({}, foreign)]
+    assert shown[0] == shown[1]
+    assert Path(shown[0]["SLUICE_RUN_FILE"]).is_file()
+    assert settings_of_job({"SLUICE_MODEL": "/models/mine"})["SLUICE_MODEL"] == "/models/mine"
+
+
+def settings_of_job(surroundings: dict[str, str]) -> dict[str, str]:
+    """What the scripts see: every variable of theirs after sluice.env."""
+    done = subprocess.run(
+        ["bash", "-c", 'source deploy/slurm/sluice.env; for name in "${!SLUICE_@}"; do echo "$name=${!name}"; done'],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "77", **surroundings},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+
+def test_a_trainer_may_pin_memory_for_its_network() -> None:
+    assert "\nLimitMEMLOCK=infinity\n" in (ROOT / "deploy/systemd/sluice-trainer.service").read_text(encoding="utf-8")
+
+
+def test_the_page_says_how_to_submit_a_run_to_services_under_systemd_and_how_to_scrape_many_hosts() -> None:
+    by_name = dict(re.findall(r"^## (.+)\n((?:.*\n)*?)(?=^## |\Z)", PAGE, re.MULTILINE))
+    block = next(
+        b for b in re.findall(r"```sh\n(.*?)```", by_name["One host, under systemd"], re.DOTALL) if "run " in b
+    )
+    unit = (ROOT / "deploy/systemd/sluice-coordinator.service").read_text(encoding="utf-8")
+    (token,) = re.findall(r"^LoadCredential=api_token:(\S+)$", unit, re.MULTILINE)
+    assert f"SLUICE_API_TOKEN_FILE={token}" in block
+    (run_file,) = re.findall(r"sluice run (\S+)", block)
+    assert (ROOT / run_file).is_file()
+    assert "`SLUICE_METRICS_HOST`" in by_name["Many hosts"]
 
 
 def test_the_page_and_the_folders_name_the_same_files() -> None:

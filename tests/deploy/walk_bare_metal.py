@@ -105,23 +105,23 @@ def test_the_commands_of_the_page_train_a_run_with_two_ranks(tmp_path: Path) -> 
 
 def slurm(folder: Path, **settings: str) -> dict[str, str]:
     """A job of two nodes, both of which are this machine."""
-    ports = ("NATS_PORT", "REDIS_PORT", "API_PORT", "REWARD_PORT", "WEIGHTS_PORT", "MASTER_PORT", "FIRST_ENGINE_PORT")
+    ports = ("NATS", "REDIS", "API", "REWARD", "WEIGHTS", "MASTER", "FIRST_ENGINE")
     return plain_environment(
         folder.name,
-        **{port: str(free_port()) for port in ports},
+        **{f"SLUICE_{name}_PORT": str(free_port()) for name in ports},
         PATH=f"{ROOT / 'tests/deploy/slurm'}:{os.environ['PATH']}",
         SLURM_JOB_ID="77",
         SLURM_JOB_NODELIST="127.0.0.1,localhost",
         SLURM_SUBMIT_DIR=str(ROOT),
         SLUICE_HOME=str(folder),
-        PYTHON=sys.executable,
-        NATS_SERVER=nats_server(),
-        REDIS_SERVER=valkey_server(),
-        HOST="127.0.0.1",
-        ENGINE="cpu",
-        ENGINES_PER_NODE="1",
-        TRAINER_RANKS="2",
-        MODEL="models/tiny",
+        SLUICE_PYTHON=sys.executable,
+        SLUICE_NATS_SERVER=nats_server(),
+        SLUICE_REDIS_SERVER=valkey_server(),
+        SLUICE_LISTEN="127.0.0.1",
+        SLUICE_ENGINE="cpu",
+        SLUICE_ENGINES_PER_NODE="1",
+        SLUICE_TRAINER_RANKS="2",
+        SLUICE_MODEL="models/tiny",
         **settings,
     )
 
@@ -152,11 +152,11 @@ def test_a_slurm_job_is_drained_requeued_and_goes_on_where_it_was(home: Path, tm
     run_file = tmp_path / "run.toml"
     text = (ROOT / "configs" / "tiny.toml").read_text().replace("total_steps = 20", "total_steps = 40")
     run_file.write_text(text)
-    environment = slurm(home, RUN_FILE=str(run_file))
+    environment = slurm(home, SLUICE_RUN_FILE=str(run_file))
 
     first = job(home, environment)
     until(lambda: "step 3/40" in (home / "job.log").read_text(), "three training steps")
-    first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGUSR1)
     first.wait(timeout=SECONDS)
     assert (first.returncode, (home / "requeued").read_text()) == (0, "77\n")
     until(lambda: not of_job(home.name), "everything of the first start has ended")
@@ -173,8 +173,44 @@ def test_a_slurm_job_is_drained_requeued_and_goes_on_where_it_was(home: Path, tm
     assert restored[0]["k"] == 0 and restored[-1]["k"] >= 3 and restored[-1]["lineage"] > 1
 
 
+def test_a_slurm_job_outlives_its_coordinator_and_whoever_watches_and_ends_with_its_run(home: Path) -> None:
+    running = job(home, slurm(home, SLUICE_RUN_FILE="configs/tiny.toml"))
+    until(lambda: "step 3/20" in said(running, home), "three training steps")
+    for part in ("services.coordinator", "watch"):
+        (pid,) = [pid for pid in of_job(home.name) if part in arguments(pid)]
+        os.kill(pid, signal.SIGKILL)
+    assert running.wait(timeout=SECONDS) == 0, (home / "job.log").read_text()
+    log = (home / "job.log").read_text()
+    assert "step 20/20" in log and "is succeeded" in log
+    assert len(lines(home / "logs" / "coordinator.log", "run_claimed")) > 1
+    until(lambda: not of_job(home.name), "everything of the job has ended")
+
+
+def test_a_cancelled_slurm_job_ends_and_is_not_requeued(home: Path) -> None:
+    cancelled = job(home, slurm(home, SLUICE_RUN_FILE="configs/tiny.toml"))
+    until(lambda: "; its logs: " in said(cancelled, home), "a run")
+    cancelled.send_signal(signal.SIGTERM)
+    assert cancelled.wait(timeout=SECONDS) == 143
+    assert not (home / "requeued").exists()
+    until(lambda: not of_job(home.name), "everything of the job has ended")
+
+
+def said(process: subprocess.Popen[bytes], home: Path) -> str:
+    """The log of a job that is to go on."""
+    text = (home / "job.log").read_text(encoding="utf-8")
+    assert process.poll() is None, text
+    return text
+
+
+def arguments(pid: int) -> list[str]:
+    """The command line of a process; nothing of one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+    return []
+
+
 def test_a_wrong_setting_ends_the_job_with_the_services_line(home: Path) -> None:
-    environment = slurm(home, RUN_FILE="configs/tiny.toml", SLUICE_LEASE_SECONDS="0")
+    environment = slurm(home, SLUICE_RUN_FILE="configs/tiny.toml", SLUICE_LEASE_SECONDS="0")
     refused = job(home, environment)
     assert refused.wait(timeout=SECONDS) == 2
     last = (home / "job.log").read_text().splitlines()[-1]
