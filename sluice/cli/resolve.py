@@ -67,8 +67,13 @@ def arithmetic(spec: RunSpec) -> list[tuple[str, str]]:
             f"{t.max_tokens_per_micro_batch} tokens",
         ),
         ("response tokens", f"at most {rollouts * r.max_response_length} in a training step"),
-        ("checkpoints", f"{checkpoints}, of which the newest {spec.checkpoint.keep} are kept"),
+        ("checkpoints", f"{checkpoints}, of which the newest {spec.checkpoint.keep} are kept{_and_every(spec)}"),
     ]
+
+
+def _and_every(spec: RunSpec) -> str:
+    every = spec.checkpoint.keep_every
+    return f", and each of a step that {every} divides" if every else ""
 
 
 def _put(fields: dict[str, Any], path: str, value: Any) -> None:
