@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs first.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-e2e chart-check compose-smoke bare-metal demo bench proto
+.PHONY: help setup check test test-e2e chart-check compose-smoke bare-metal chaos demo bench proto
 
 PYTHON_BIN := .venv/bin/python
 
@@ -27,6 +27,9 @@ compose-smoke: setup ## build the images, start the compose stack with podman, t
 
 bare-metal: setup ## docs/bare-metal.md executed, and a Slurm job with stand-ins for srun
 	@scripts/bare_metal.sh
+
+chaos: setup ## kill random services with -9 in several runs, audit each, replay the weights bit for bit (20 min)
+	@$(PYTHON_BIN) -m tests.chaos --real 2 --simulated 2 --kills 60
 
 demo: setup ## train SmolLM2-135M on this machine, with a summary and a plot at the end
 	@.venv/bin/sluice demo
