@@ -33,10 +33,10 @@ check_health() { # podman asks systemd to run health checks, and a container may
     done
 }
 
-copy_run_file() { # the tiny run, short but seen by several scrapes, beside the data that it names
+copy_run_file() { # the tiny run, long enough for several scrapes also on a fast machine, beside the data that it names
     mkdir -p "$CONFIGS"
     cp -r configs/data "$CONFIGS/"
-    sed -e 's/^total_steps = .*/total_steps = 12/' -e 's/^name = .*/name = "smoke"/' configs/tiny.toml >"$CONFIGS/smoke.toml"
+    sed -e 's/^total_steps = .*/total_steps = 150/' -e 's/^name = .*/name = "smoke"/' configs/tiny.toml >"$CONFIGS/smoke.toml"
 }
 
 mkdir -p "$home"
