@@ -1,9 +1,11 @@
-"""Ending tasks for certain."""
+"""Ending tasks for certain, and in order."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import signal
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 REPEAT_SECONDS = 6.0
@@ -23,3 +25,16 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]
         _, pending = await asyncio.wait(pending, timeout=REPEAT_SECONDS)
     faults = (None if task.cancelled() else task.exception() for task in tasks)
     return [fault for fault in faults if fault is not None]
+
+
+@contextmanager
+def cancelled_by_sigterm() -> Iterator[None]:
+    """Within, SIGTERM cancels the task that entered, as Ctrl-C does by itself, so that all is closed in order."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

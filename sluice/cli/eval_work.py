@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sluice.cancellation import cancelled_by_sigterm
 from sluice.cli.eval_screen import progress_screen, show_results
 from sluice.cli.eval_servers import ENGINE_START_SECONDS, Servers, own_servers
 from sluice.data import PromptRow, PromptTable
@@ -71,10 +71,8 @@ async def run_evaluation(plan: Plan, means: Means) -> None:
         ConfigError: an engine, a verifier or the folder does not fit what was asked for.
         SluiceError: it could not be finished; what is stored stays.
     """
-    current = asyncio.current_task()
-    assert current is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
     async with AsyncExitStack() as stack:
+        stack.enter_context(cancelled_by_sigterm())
         key = read_secret("SLUICE_ENGINE_API_KEY", os.environ)
         named = [EvaluationEngine(url, key, means.request_seconds) for url in means.urls]
         for engine in named:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
+from sluice.cancellation import cancelled_by_sigterm
 from sluice.cli.connection import At, connect, newest_run, wait_for
 from sluice.client import RECONNECT_SECONDS, NoServerError, RunsClient
 from sluice.errors import ConfigError, TransientError
@@ -53,7 +52,7 @@ def track(
     tracking = Tracking(tuple(parse_target(text, many=every_run) for text in to), name, verl_names)
 
     async def work() -> None:
-        with _cancelled_by_sigterm():
+        with cancelled_by_sigterm():
             async with connect(at) as client:
                 if every_run:
                     await _track_all(client, tracking)
@@ -132,16 +131,3 @@ async def _runs(client: RunsClient) -> tuple[RunView, ...]:
             if clock() > deadline:
                 raise
         await asyncio.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def _cancelled_by_sigterm() -> Iterator[None]:
-    """Within, SIGTERM cancels the task that entered, as Ctrl-C does by itself: trackers are closed in order."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.cancellation import cancelled_by_sigterm
 from sluice.errors import ConfigError
 from sluice.local.stack import Stack, StackOptions, plan_stack
 from sluice.local.state import ARTIFACTS, StackState, stack_folder, write_state
@@ -62,7 +61,7 @@ async def running_stack(
             report(notice)
 
         supervisor = Supervisor(stack.services, folder / "logs", on_notice)
-        with _cancelled_by_sigterm():
+        with cancelled_by_sigterm():
             try:
                 await supervisor.start()
                 yield RunningStack(stack, supervisor, folder)
@@ -99,16 +98,3 @@ def _state(name: str, stack: Stack, data: Path, supervisor: Supervisor) -> Stack
         pids=supervisor.pids,
         logs={command: str(supervisor.log_path(command)) for command in commands},
     )
-
-
-@contextmanager
-def _cancelled_by_sigterm() -> Iterator[None]:
-    """Within, SIGTERM cancels the task that entered, as Ctrl-C does by itself."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
