@@ -17,6 +17,7 @@ from typing import Any
 from documentation.deployment import environment_table, metrics_tables
 from documentation.markdown import put_between_marks
 from documentation.run_file import configuration_page
+from drift import command
 
 from services.coordinator.api import create_app
 
@@ -35,34 +36,14 @@ def outputs(root: Path) -> dict[Path, str]:
     }
 
 
-def drift(root: Path) -> dict[Path, str]:
-    """The generated files under `root` that are not what the code says, with the text that they should have."""
-    return {path: text for path, text in outputs(root).items() if _read(root / path) != text}
-
-
 def openapi_document() -> str:
     # The document describes routes and models; whoever stands behind them is not asked.
     app = create_app(typing.cast(Any, None))
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    if list(arguments) not in ([], ["--check"]):
-        print(__doc__, file=sys.stderr)
-        return 2
-    changed = drift(root)
-    if arguments and changed:
-        names = ", ".join(map(str, changed))
-        print(f"{names}: not what the code says; run `python scripts/docs.py` and commit the outcome", file=sys.stderr)
-        return 1
-    for path, text in changed.items():
-        (root / path).write_text(text, encoding="utf-8")
-        print(f"wrote {path}")
-    return 0
+    return command(str(__doc__), arguments, root, outputs(root))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ from typing import Protocol
 from services.reward import metrics
 from services.reward.mixture import combine
 from services.reward.routing import Routes
-from services.reward.verifiers.outcome import NO_ANSWER
-from sluice.types import ScoreItem, Verdict, VerdictKind
+from sluice.types import NO_ANSWER, ScoreItem, Verdict, VerdictKind
 
 
 class Judges(Protocol):

@@ -19,10 +19,9 @@ from services.reward.mixture import Mixture, combine, parse_mixture
 from services.reward.pool import Pool
 from services.reward.routing import Routes
 from services.reward.rows import Columns, Row, read_rows
-from services.reward.verifiers.outcome import NO_ANSWER
 from services.reward.verifiers.registry import CHECK
 from sluice.errors import ConfigError
-from sluice.types import ScoreItem, Verdict, VerdictKind
+from sluice.types import NO_ANSWER, ScoreItem, Verdict, VerdictKind
 
 BY_DATA_SOURCE = "by-data-source"
 STRETCH = 1_000

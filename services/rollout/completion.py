@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.errors import PermanentError, TransientError
+from sluice.errors import TransientError
 from sluice.packed import LogProbs, TokenIds
+from sluice.transport.engine import EngineRefusedError
 from sluice.types import FinishReason, PolicyVersion, VersionSpan, spans_cover
-
-
-class EngineDownError(TransientError):
-    """The engine died, refused the connection or answered 5xx; counts as an attempt."""
-
-
-class EngineRefusedError(PermanentError):
-    """The engine will not do this request, or answered what cannot be used; counts as an attempt."""
 
 
 class EngineUnfinishedError(TransientError):

@@ -1,4 +1,4 @@
-"""Client of SGLang's HTTP API, which the CPU engine speaks too: the base URL is the only switch between them."""
+"""What a worker asks of its engine, in SGLang's HTTP API: the base URL is the only switch to the CPU engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any
 
 import httpx
 
-from services.rollout.completion import Completion, EngineDownError, EngineRefusedError, read_completions
+from services.rollout.completion import Completion, read_completions
 from services.rollout.run import RunUnfitError
-from sluice.errors import ConfigError, WaitTimeoutError
+from sluice.errors import WaitTimeoutError
+from sluice.transport.engine import EngineConnection, EngineDownError, EngineRefusedError, answer, granted
 from sluice.types import Prompt
-
-CONTROL_SECONDS = 30.0
-"""Time limit of pause, continue, flush, abort and the information routes."""
-CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +32,11 @@ class Engine:
     """One engine. Control routes take the admin key when there is one; generation takes the API key."""
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
-        self.url = url
-        self._key, self._admin_key = api_key, admin_api_key or api_key
-        # A kept connection that the server just closed looks like a dying engine: each request opens its own.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.AsyncClient(base_url=url, limits=limits, trust_env=False)
+        self._connection = EngineConnection(url, api_key, admin_api_key)
+        self.url = self._connection.url
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connection.close()
 
     async def generate(self, prompt: Prompt, limits: EngineLimits, seconds: float) -> list[Completion]:
         """`prompt.group_size` completions of one prompt, in order.
@@ -54,20 +48,15 @@ class Engine:
         rid = secrets.token_hex(16)  # of one length: SGLang aborts by prefix
         body = _generate_body(prompt, limits, rid)
         try:
-            response = await self._call(
-                "/generate", body, key=self._key, seconds=seconds, wait="generate", knob="deadlines.generate_seconds"
-            )
+            answered = await self._connection.ask("/generate", body, seconds=seconds, knob="deadlines.generate_seconds")
         except (asyncio.CancelledError, WaitTimeoutError):
             await self._abort_quietly({"rid": rid, "abort_all": False})
             raise
-        _refuse(response)
-        return read_completions(_json(response), prompt.group_size)
+        return read_completions(answered, prompt.group_size)
 
     async def weight_version(self) -> str:
         """The version the engine says it serves. Answers also while paused, so it is the readiness probe."""
-        response = await self._call("/model_info", None, key=self._key, seconds=CONTROL_SECONDS, wait="model_info")
-        _refuse(response)
-        return str(_json(response).get("weight_version"))
+        return str((await self._connection.ask("/model_info")).get("weight_version"))
 
     async def limits(self, model: Path) -> EngineLimits:
         """What the engine says of itself, completed from the model folder's config.json.
@@ -77,9 +66,9 @@ class Engine:
         """
         told: dict[str, Any] = {}
         for route in ("/server_info", "/model_info"):
-            response = await self._call(route, None, key=self._key, seconds=CONTROL_SECONDS, wait=route[1:])
+            response = await self._connection.call(route)
             if response.status_code == 200:
-                told.update(_json(response))
+                told.update(answer(response))
         config = _model_config(model)
         vocab_size = told.get("vocab_size") or config.get("vocab_size")
         context = told.get("context_length") or config.get("max_position_embeddings")
@@ -92,24 +81,19 @@ class Engine:
 
     async def pause(self) -> None:
         """Stop sampling; running requests go back to the queue and lose their KV cache, but not their tokens."""
-        _refuse(await self._control("/pause_generation", {"mode": "retract"}))
+        granted(await self._control("/pause_generation", {"mode": "retract"}))
 
     async def resume(self) -> None:
         """Go on sampling."""
-        _refuse(await self._control("/continue_generation", {}))
+        granted(await self._control("/continue_generation", {}))
 
     async def update_weights(self, folder: Path, version: str, seconds: float) -> bool:
         """Load the weights in `folder` (absolute). False: it refused or failed, and what it holds now is unknown."""
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": True}
-        response = await self._call(
-            "/update_weights_from_disk",
-            body,
-            key=self._admin_key,
-            seconds=seconds,
-            wait="update_weights",
-            knob="deadlines.weight_sync_seconds",
+        response = await self._connection.call(
+            "/update_weights_from_disk", body, seconds=seconds, knob="deadlines.weight_sync_seconds", admin=True
         )
-        return response.status_code == 200 and bool(_json(response).get("success"))
+        return response.status_code == 200 and bool(answer(response).get("success"))
 
     async def flush(self) -> bool:
         """Drop cached prefixes of old weights. False: the engine says that it is busy."""
@@ -117,7 +101,7 @@ class Engine:
 
     async def abort_all(self) -> None:
         """End every request; each comes back unfinished."""
-        _refuse(await self._control("/abort_request", {"rid": "", "abort_all": True}))
+        granted(await self._control("/abort_request", {"rid": "", "abort_all": True}))
 
     async def _abort_quietly(self, body: dict[str, Any]) -> None:
         """Closing the connection aborts too; this only makes it certain, so a failure changes nothing."""
@@ -127,38 +111,7 @@ class Engine:
             return
 
     async def _control(self, route: str, body: dict[str, Any]) -> httpx.Response:
-        return await self._call(route, body, key=self._admin_key, seconds=CONTROL_SECONDS, wait=route[1:])
-
-    async def _call(
-        self,
-        route: str,
-        body: dict[str, Any] | None,
-        *,
-        key: str | None,
-        seconds: float,
-        wait: str,
-        knob: str = "the engine's load",
-    ) -> httpx.Response:
-        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        method = "GET" if body is None else "POST"
-        try:
-            async with asyncio.timeout(seconds):
-                response = await self._client.request(method, route, json=body, headers=headers, timeout=timeout)
-        except (httpx.ReadTimeout, httpx.WriteTimeout, TimeoutError):
-            raise WaitTimeoutError(wait, seconds, knob) from None
-        except httpx.TransportError as error:
-            raise EngineDownError(f"engine at {self.url} does not answer {route}: {error!r}") from None
-        if response.status_code in (401, 403):
-            raise ConfigError(
-                f"engine at {self.url} refuses our key for {route}; "
-                "knobs: SLUICE_ENGINE_API_KEY, SLUICE_ENGINE_ADMIN_API_KEY"
-            )
-        if response.status_code >= 500:
-            raise EngineDownError(
-                f"engine at {self.url} answers {route} with {response.status_code}: {_text(response)}"
-            )
-        return response
+        return await self._connection.call(route, body, admin=True)
 
 
 def _generate_body(prompt: Prompt, limits: EngineLimits, rid: str) -> dict[str, Any]:
@@ -204,19 +157,3 @@ def _model_config(model: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunUnfitError(f"model.path = {str(model)!r}: config.json cannot be read: {error}") from None
     return {**config, **config.get("text_config", {})}
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError:
-        raise EngineRefusedError(f"engine answers no JSON: {_text(response)}") from None
-
-
-def _text(response: httpx.Response) -> str:
-    return response.text[:300].replace("\n", " ")
-
-
-def _refuse(response: httpx.Response) -> None:
-    if response.status_code != 200:
-        raise EngineRefusedError(f"engine answers {response.status_code}: {_text(response)}")

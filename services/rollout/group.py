@@ -13,8 +13,6 @@ from services.rollout import metrics
 from services.rollout.attempts import Attempts
 from services.rollout.completion import (
     Completion,
-    EngineDownError,
-    EngineRefusedError,
     EngineUnfinishedError,
     ForeignWeightsError,
 )
@@ -27,6 +25,7 @@ from sluice.cancellation import end_tasks
 from sluice.errors import TransientError, WaitTimeoutError
 from sluice.packed import TokenIds
 from sluice.telemetry import log_policy_version
+from sluice.transport.engine import EngineDownError, EngineRefusedError
 from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollouts
 from sluice.types import Group, GroupStatus, Prompt, Rollout, VerdictKind
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
-from services.rollout.completion import EngineDownError
 from services.rollout.engine import Engine, EngineLimits
 from services.rollout.gate import Gate
 from services.rollout.group import Bench, roll_out
@@ -24,6 +23,7 @@ from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, WaitTimeoutError
 from sluice.locations import model_folder
 from sluice.telemetry import log_context
+from sluice.transport.engine import EngineDownError
 from sluice.transport.queues import Delivery, PromptQueue
 from sluice.transport.reward import RewardClient
 

@@ -8,11 +8,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 from services.rollout import metrics
-from services.rollout.completion import EngineDownError, EngineRefusedError
 from services.rollout.engine import Engine
 from services.rollout.gate import Gate
 from services.rollout.run import Run
 from sluice.errors import TransientError, WaitTimeoutError, WeightError
+from sluice.transport.engine import EngineDownError, EngineRefusedError
 from sluice.transport.log import follow_stream, read_stream
 from sluice.transport.queues import publish_event
 from sluice.types import PolicyVersion, TrainerRecord, Version

@@ -133,7 +133,7 @@ async def _agreed(subject: Subject, engines: Sequence[EvaluationEngine]) -> list
 
     Raises:
         ConfigError: they do not, or not the version that is to be evaluated.
-        EngineLostError: one does not answer.
+        EngineDownError: one does not answer.
     """
     infos = list(await asyncio.gather(*(engine.information() for engine in engines)))
     expected = infos[0].weight_version if subject.version is None else str(subject.version.version)

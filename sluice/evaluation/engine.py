@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+from sluice.transport.engine import EngineConnection, EngineDownError, EngineRefusedError
 
-from sluice.errors import ConfigError, PermanentError, TransientError, WaitTimeoutError
-
-CONNECT_SECONDS = 5.0
-INFORMATION_SECONDS = 30.0
-
-
-class EngineLostError(TransientError):
-    """The engine died, refused the connection or answered 5xx."""
+REQUEST_KNOB = "--request-seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +50,16 @@ class EvaluationEngine:
     """
 
     def __init__(self, url: str, api_key: str | None, seconds: float) -> None:
-        self.url, self._seconds = url.rstrip("/"), seconds
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # A kept connection that the server just closed looks like a dying engine: each request opens its own.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.AsyncClient(base_url=self.url, limits=limits, headers=headers, trust_env=False)
+        self._connection, self._seconds = EngineConnection(url, api_key), seconds
+        self.url = self._connection.url
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connection.close()
 
     async def information(self) -> EngineInfo:
-        """Raises: EngineLostError, WaitTimeoutError, PermanentError, ConfigError: as `sample`."""
-        model = await self._call("GET", "/model_info", None, INFORMATION_SECONDS)
-        server = await self._call("GET", "/server_info", None, INFORMATION_SECONDS)
+        """Raises: EngineDownError, WaitTimeoutError, EngineRefusedError, ConfigError: as `sample`."""
+        model = await self._connection.ask("/model_info")
+        server = await self._connection.ask("/server_info")
         context = server.get("context_length")
         return EngineInfo(
             weight_version=str(model.get("weight_version")),
@@ -82,9 +71,9 @@ class EvaluationEngine:
         """A response for each seed, in order.
 
         Raises:
-            EngineLostError: the engine is not there any more, or ended the request by itself.
+            EngineDownError: the engine is not there any more, or ended the request by itself.
             WaitTimeoutError: it took longer than `seconds`.
-            PermanentError: the engine refuses the request, or its answer lacks what is needed.
+            EngineRefusedError: the engine refuses the request, or its answer lacks what is needed.
             ConfigError: the address or the key is wrong.
         """
         stem = secrets.token_hex(16)  # of one length: SGLang aborts by prefix
@@ -95,9 +84,11 @@ class EvaluationEngine:
             "return_logprob": False,
             "stream": False,
         }
-        answers = await self._call("POST", "/generate", body, self._seconds)
+        answers = await self._connection.ask("/generate", body, seconds=self._seconds, knob=REQUEST_KNOB)
         if not isinstance(answers, list) or len(answers) != len(seeds):
-            raise PermanentError(f"engine at {self.url} answered {answers!r:.200}; asked for {len(seeds)} responses")
+            raise EngineRefusedError(
+                f"engine at {self.url} answered {answers!r:.200}; asked for {len(seeds)} responses"
+            )
         return [self._read(answer) for answer in answers]
 
     def _read(self, answer: Any) -> Response:
@@ -107,33 +98,10 @@ class EvaluationEngine:
             tokens = tuple(int(token) for token in answer["output_ids"])
             response = Response(tokens, str(reason), str(meta["weight_version"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise PermanentError(f"answer of the engine at {self.url} lacks what is needed: {error!r}") from None
+            raise EngineRefusedError(f"answer of the engine at {self.url} lacks what is needed: {error!r}") from None
         if reason not in ("stop", "length"):
-            raise EngineLostError(f"engine at {self.url} ended a request: {meta['finish_reason']!r:.200}")
+            raise EngineDownError(f"engine at {self.url} ended a request: {meta['finish_reason']!r:.200}")
         return response
-
-    async def _call(self, method: str, route: str, body: dict[str, Any] | None, seconds: float) -> Any:
-        try:
-            async with asyncio.timeout(seconds):
-                timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
-                response = await self._client.request(method, route, json=body, timeout=timeout)
-        except (httpx.ReadTimeout, httpx.WriteTimeout, TimeoutError):
-            raise WaitTimeoutError(f"{route[1:]} at {self.url}", seconds, "--request-seconds") from None
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ConfigError(f"--engine {self.url}: {error}") from None
-        except httpx.TransportError as error:
-            raise EngineLostError(f"engine at {self.url} does not answer {route}: {error!r}") from None
-        if response.status_code in (401, 403):
-            raise ConfigError(f"--engine {self.url}: refuses our key; knob: SLUICE_ENGINE_API_KEY")
-        text = f"engine at {self.url} answers {route} with {response.status_code}: {response.text[:300]!r}"
-        if response.status_code >= 500:
-            raise EngineLostError(text)
-        if response.status_code != 200:
-            raise PermanentError(text)
-        try:
-            return response.json()
-        except ValueError:
-            raise PermanentError(text) from None
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:

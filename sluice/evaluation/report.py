@@ -19,11 +19,9 @@ from sluice.algorithms.evaluation import (
 )
 from sluice.evaluation.samples import Sample
 from sluice.evaluation.views import MetricView, SourceView
-from sluice.types import Verdict, VerdictKind
+from sluice.types import NO_ANSWER, Verdict, VerdictKind
 
 ALL = "all"
-NO_ANSWER = "[INVALID]"
-"""What a verifier's `extracted` says when it found no answer, as in the released recipe's rule."""
 
 
 def summarize(samples: Iterable[Sample], wanted: int) -> tuple[SourceView, tuple[SourceView, ...]]:

@@ -19,9 +19,10 @@ from typing import Protocol
 
 from sluice.data import PromptRow
 from sluice.errors import ConfigError, PermanentError, SluiceError, TransientError, WaitTimeoutError
-from sluice.evaluation.engine import EngineLostError, EvaluationEngine, Response, Sampling
+from sluice.evaluation.engine import EvaluationEngine, Response, Sampling
 from sluice.evaluation.samples import EvaluationFolder, Sample
 from sluice.evaluation.settings import EvaluationSettings, sample_seed
+from sluice.transport.engine import EngineDownError
 from sluice.types import ScoreItem, Verdict, VerdictKind
 
 PIECE = 8
@@ -74,7 +75,7 @@ class _Desk:
         self._seconds, self._weights = effort.engine_wait_seconds, weight_version
         self._recovery = asyncio.Lock()
 
-    async def recover(self, why: EngineLostError) -> None:
+    async def recover(self, why: EngineDownError) -> None:
         """Return once the engine answers again, or `lost` says why it does not count any more."""
         await asyncio.sleep(POLL_SECONDS)  # an engine that is overloaded needs no more requests at once
         async with self._recovery:
@@ -119,7 +120,7 @@ async def evaluate(
     """Make and judge what `folder` lacks; `progress` is told of each piece that was stored.
 
     Raises:
-        EngineLostError: no engine is left, or one piece lost MAX_ATTEMPTS of them.
+        EngineDownError: no engine is left, or one piece lost MAX_ATTEMPTS of them.
         ConfigError: an engine's weights changed, or the disk is full.
         SluiceError: an engine refuses a prompt, an answer takes too long, or no verdicts are to be had.
     """
@@ -132,7 +133,7 @@ async def evaluate(
             piece = pieces.popleft()
             try:
                 responses = await _sample(assignment, desk.engine, piece)
-            except EngineLostError as error:
+            except EngineDownError as error:
                 pieces.appendleft(_again(piece, error))
                 await desk.recover(error)
                 continue
@@ -144,7 +145,7 @@ async def evaluate(
     while pieces:
         living = [desk for desk in desks if not desk.lost]
         if not living:
-            raise EngineLostError(f"no engine is left: {'; '.join(desk.lost for desk in desks)}")
+            raise EngineDownError(f"no engine is left: {'; '.join(desk.lost for desk in desks)}")
         await _all(work(desk) for desk in living for _ in range(effort.concurrency // size))
 
 
@@ -218,7 +219,7 @@ def _pieces(missing: Sequence[tuple[int, list[int]]], size: int) -> Iterator[_Pi
 
 
 def _again(piece: _Piece, error: SluiceError) -> _Piece:
-    """Raises: EngineLostError: the piece has cost too many engines."""
+    """Raises: EngineDownError: the piece has cost too many engines."""
     if piece.attempts + 1 >= MAX_ATTEMPTS:
-        raise EngineLostError(f"problem {piece.problem} lost an engine {MAX_ATTEMPTS} times (MAX_ATTEMPTS); {error}")
+        raise EngineDownError(f"problem {piece.problem} lost an engine {MAX_ATTEMPTS} times (MAX_ATTEMPTS); {error}")
     return replace(piece, attempts=piece.attempts + 1)

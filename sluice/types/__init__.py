@@ -6,6 +6,7 @@ trainer turns that into the next PolicyVersion.
 """
 
 from sluice.types.group import (
+    NO_ANSWER,
     DropReason,
     FinishReason,
     Group,
@@ -42,6 +43,7 @@ from sluice.types.records import (
 )
 
 __all__ = [
+    "NO_ANSWER",
     "Batch",
     "BatchGroup",
     "Checkpoint",

@@ -135,6 +135,10 @@ class ScoreItem:
     """In tokens."""
 
 
+NO_ANSWER = "[INVALID]"
+"""What `extracted` says when no answer was found: the mark of the released rule. Such verdicts are counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the verifier found. A failure has no `acc` and no `score`: it is never a 0."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import ConfigError
-from sluice.evaluation.report import NO_ANSWER, summarize
+from sluice.evaluation.report import summarize
 from sluice.evaluation.samples import SAMPLES_FILE, SETTINGS_FILE, EvaluationFolder, Sample
 from sluice.evaluation.settings import sample_seed
-from sluice.types import Verdict, VerdictKind
+from sluice.types import NO_ANSWER, Verdict, VerdictKind
 
 IDENTITY = {"samples": 2, "temperature": 1.0}
 

@@ -17,8 +17,7 @@ from services.reward.verifiers.extraction import answer_of
 from services.reward.verifiers.math import read_truth, verify
 from services.reward.verifiers.math.equality import same_answer
 from services.reward.verifiers.math.structure import read_answer
-from services.reward.verifiers.outcome import NO_ANSWER
-from sluice.types import ScoreItem
+from sluice.types import NO_ANSWER, ScoreItem
 from tests.reward.test_math_dapo import RIGHT_BUT_REJECTED
 
 MakeItem = Callable[..., ScoreItem]

@@ -8,9 +8,9 @@ import pytest
 
 from services.reward.mixture import Part, combine, parse_mixture
 from services.reward.verifiers import gsm8k, multiple_choice, regex
-from services.reward.verifiers.outcome import NO_ANSWER, to_outcome
+from services.reward.verifiers.outcome import to_outcome
 from services.reward.verifiers.registry import CHECK, load_verifiers
-from sluice.types import ScoreItem, Verdict, VerdictKind
+from sluice.types import NO_ANSWER, ScoreItem, Verdict, VerdictKind
 
 MakeItem = Callable[..., ScoreItem]
 OPTIONS = '{"options": ["a red hat", "a blue hat", "no hat"]}'

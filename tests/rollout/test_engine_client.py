@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from services.rollout.completion import (
-    EngineDownError,
-    EngineRefusedError,
     EngineUnfinishedError,
     ForeignWeightsError,
     read_completions,
@@ -21,6 +19,7 @@ from services.rollout.engine import Engine, EngineLimits
 from services.rollout.run import RunUnfitError
 from sluice.errors import ConfigError, WaitTimeoutError
 from sluice.packed import LogProbs, TokenIds
+from sluice.transport.engine import EngineDownError, EngineRefusedError
 from sluice.types import FinishReason, PolicyVersion, Prompt, Sampling, VersionSpan
 from tests.rollout.sglang import SglangServer, sample, stopped
 

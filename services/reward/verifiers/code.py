@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 
 from services.reward.verifiers.exact import strip_end
-from services.reward.verifiers.outcome import NO_ANSWER, Outcome
+from services.reward.verifiers.outcome import Outcome
 from services.reward.verifiers.sandbox import run
-from sluice.types import ScoreItem
+from sluice.types import NO_ANSWER, ScoreItem
 
 SANDBOX_VARIABLE = "SLUICE_REWARD_CODE_PROGRAM"
 """Where a worker finds the path of the bubblewrap program that the service has tried at its start."""

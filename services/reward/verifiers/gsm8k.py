@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from services.reward.verifiers.outcome import NO_ANSWER, Outcome
-from sluice.types import ScoreItem
+from services.reward.verifiers.outcome import Outcome
+from sluice.types import NO_ANSWER, ScoreItem
 
 MARKER = "####"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from services.reward.verifiers.outcome import NO_ANSWER, Outcome
-from sluice.types import ScoreItem
+from services.reward.verifiers.outcome import Outcome
+from sluice.types import NO_ANSWER, ScoreItem
 
 TAIL = 300
 """Characters at the end of the response that the rule looks at."""

@@ -13,8 +13,8 @@ import re
 
 from services.reward.verifiers.cleaning import clean
 from services.reward.verifiers.extraction import answer_of
-from services.reward.verifiers.outcome import NO_ANSWER, Outcome
-from sluice.types import ScoreItem
+from services.reward.verifiers.outcome import Outcome
+from sluice.types import NO_ANSWER, ScoreItem
 
 _LETTERED = re.compile(r"[(\[]?([A-Za-z])[)\].:](?:\s.*)?", re.DOTALL)
 _LETTERS = re.compile(

@@ -7,11 +7,10 @@ import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sluice.types import NO_ANSWER
+
 MAX_EXTRACTED = 512
 """Characters of an extracted answer that travel with the verdict: it is metadata, and a response may be all answer."""
-
-NO_ANSWER = "[INVALID]"
-"""What `extracted` says when no answer was found: the mark of the released rule. Such verdicts are counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from services.reward.verifiers.arithmetic import read_formula, read_value
 from services.reward.verifiers.evaluation import EvaluatedError, nothing_evaluated
 from services.reward.verifiers.exact import strip_end
 from services.reward.verifiers.extraction import after_thinking, answer_of
-from services.reward.verifiers.outcome import NO_ANSWER, Outcome
-from sluice.types import ScoreItem
+from services.reward.verifiers.outcome import Outcome
+from sluice.types import NO_ANSWER, ScoreItem
 
 Scorer = Callable[[str, dict[str, Any]], float]
 

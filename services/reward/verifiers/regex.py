@@ -10,8 +10,8 @@ import re
 from functools import lru_cache
 
 from services.reward.verifiers.exact import strip_end
-from services.reward.verifiers.outcome import NO_ANSWER, Outcome
-from sluice.types import ScoreItem
+from services.reward.verifiers.outcome import Outcome
+from sluice.types import NO_ANSWER, ScoreItem
 
 
 def verify(item: ScoreItem) -> Outcome:

@@ -9,8 +9,8 @@ from services.reward.verifiers.extraction import MAX_ANSWER, answer_of
 from services.reward.verifiers.math.algebra import UnreadableError, read_expression
 from services.reward.verifiers.math.equality import same_answer
 from services.reward.verifiers.math.structure import Answer, Formula, Matrix, Parts, read_answer
-from services.reward.verifiers.outcome import NO_ANSWER, Outcome
-from sluice.types import ScoreItem
+from services.reward.verifiers.outcome import Outcome
+from sluice.types import NO_ANSWER, ScoreItem
 
 _WARMING = (
     *(
