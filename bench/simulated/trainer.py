@@ -151,7 +151,7 @@ class SimulatedTrainer:
         if floors is not None:
             await purge(self._bus, claim.run_id, floors)
         self._verified = record
-        self._kept = self._store.prune([*self._kept, record], claim.spec.checkpoint.keep)
+        self._kept = self._store.prune([*self._kept, record], claim.spec.checkpoint)
         self._log.info("checkpoint_stored", k=record.k)
 
 
