@@ -119,35 +119,79 @@ class BatchView(View):
 
 
 class TrainingView(View):
-    """The `step` event: one finished training step, as the trainer measured it."""
+    """The `step` event: one finished training step, as the trainer measured it. docs/metrics.md says what each is."""
 
     step: int
     version: str | None = None
-    updates: int | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
+    updates: int | None = Field(None, description="Optimizer updates of this step; 0 where no token was trainable.")
+    updates_total: int | None = Field(None, description="Optimizer updates since the run began.")
     lr: float | None = None
-    entropy: float | None = None
+    loss: float | None = None
+    policy_loss: float | None = None
+    kl_loss: float | None = None
+    grad_norm: float | None = None
+    grad_norm_max: float | None = None
+    grad_clipped_fraction: float | None = None
+    entropy: float | None = Field(None, description="Mean over trained tokens, nats.")
     clip_fraction_high: float | None = None
     clip_fraction_low: float | None = None
+    dual_clip_fraction: float | None = None
     approx_kl: float | None = None
+    approx_kl_k3: float | None = None
+    ratio_mean: float | None = None
+    ratio_max: float | None = None
+    mean_token_probability: float | None = None
+
     logprob_gap_mean: float | None = Field(None, description="Mean |trainer − behaviour| log-prob, nats.")
+    logprob_gap_max: float | None = None
+    prob_gap_mean: float | None = None
+    prob_gap_max: float | None = None
+    prob_correlation: float | None = None
+    behaviour_kl: float | None = None
+    behaviour_kl_k3: float | None = None
+    trainer_perplexity: float | None = None
+    behaviour_perplexity: float | None = None
+    log_perplexity_gap: float | None = None
+    log_perplexity_gap_abs: float | None = None
+    chi2_token: float | None = None
+    chi2_sequence: float | None = None
     importance_weight_mean: float | None = None
+    importance_weight_std: float | None = None
+    importance_weight_min: float | None = None
+    importance_weight_max: float | None = None
+    importance_weight_fraction_high: float | None = None
+    importance_weight_fraction_low: float | None = None
+    effective_sample_size: float | None = None
+    rejected_token_fraction: float | None = None
+    rejected_sequence_fraction: float | None = None
+
     reward_mean_kept: float | None = None
+    score_mean_kept: float | None = None
     acc_mean_kept: float | None = None
+    advantage_min: float | None = None
+    advantage_max: float | None = None
+    overlong_penalty_mean: float | None = None
+    overlong_share: float | None = None
+    overlong_filtered: int | None = None
+    prompt_length_mean: float | None = None
     response_length_mean: float | None = None
-    response_length_max: float | None = None
+    response_length_min: int | None = None
+    response_length_max: int | None = None
     truncated_share: float | None = None
-    prompt_tokens: int | None = None
-    response_tokens: int | None = None
-    trained_tokens: int | None = None
     staleness_max: int | None = None
     staleness_mean: float | None = None
+    groups: int | None = None
+    groups_issued: int | None = None
+
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+    computed_tokens: int | None = None
+    trained_tokens: int | None = None
+    trained_sequences: int | None = None
+    tokens_per_second: float | None = None
     seconds: dict[str, float] = Field(
         default_factory=dict, description="wait, fetch, train, publish, checkpoint, total."
     )
-    tokens_per_second: float | None = None
-    groups: int | None = None
 
 
 class StepView(View):

@@ -11,7 +11,7 @@ from sluice.algorithms.losses import GapSums, UpdateSums
 from sluice.config import load_run_spec
 from sluice.tracking.names import BATCH, STEP, VERL, values_of, with_verl_names
 from sluice.types import Batch, Floors, PolicyVersion, SamplingStats, Tally
-from sluice.views import BatchView
+from sluice.views import BatchView, TrainingView
 from tests.tracking.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "tracking.md").read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def rows(head: str) -> list[list[str]]:
 
 
 def test_every_statistic_that_trainer_and_coordinator_tell_has_a_name_of_its_own() -> None:
-    assert set(STEP) == set(report().fields()) - WHICH_STEP
+    assert set(STEP) == set(report().fields()) - WHICH_STEP == set(TrainingView.model_fields) - WHICH_STEP
     assert set(BATCH) == set(BatchView.model_fields) - WHICH_STEP
     names = [*BATCH.values(), *STEP.values()]
     assert len(set(names)) == len(names)
