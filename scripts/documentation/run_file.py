@@ -24,6 +24,7 @@ SECTIONS = {
     "reward": "How responses are judged and shaped.",
     "algorithm": "The loss.",
     "optim": "AdamW.",
+    "lora": "Adapters instead of all weights: [algorithms.md](algorithms.md#lora).",
     "trainer": "Steps, batches and how they are computed.",
     "checkpoint": "What survives the death of the trainer.",
     "weights": "How policy versions reach the engines.",
@@ -44,6 +45,14 @@ RULES: tuple[tuple[str, dict[str, dict[str, Any]]], ...] = (
     (
         "`trainer.max_tokens_per_micro_batch` holds one row: `data.max_prompt_length` + `rollout.max_response_length`.",
         {"trainer": {"max_tokens_per_micro_batch": 8}},
+    ),
+    (
+        "`trainer.offload_parameters` needs `trainer.zero_stage = 3`, and `trainer.offload_optimizer` 1 or more.",
+        {"trainer": {"zero_stage": 2, "offload_parameters": True}},
+    ),
+    (
+        '`trainer.zero_stage = 0` needs `model.trainer_dtype = "float32"`: it would sum gradients in half precision.',
+        {"trainer": {"zero_stage": 0}},
     ),
     (
         '`filter.metric = "reward"` needs `filter.allow_shaped_metric = true`: the length punishment would let groups '

@@ -15,6 +15,7 @@ from sluice.config.training import (
     AlgorithmConfig,
     CheckpointConfig,
     DeadlineConfig,
+    LoraConfig,
     OptimConfig,
     RetryConfig,
     TrainerConfig,
@@ -34,6 +35,7 @@ class RunSpec(Section):
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optim: OptimConfig = OptimConfig()
+    lora: LoraConfig = LoraConfig()
     trainer: TrainerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -57,6 +59,15 @@ class RunSpec(Section):
             raise ValueError(
                 f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch} cannot hold one row "
                 f"of data.max_prompt_length + rollout.max_response_length = {row} tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.trainer.zero_stage == 0 and self.model.trainer_dtype != "float32":
+            raise ValueError(
+                f"trainer.zero_stage = 0 with model.trainer_dtype = {self.model.trainer_dtype!r} would sum gradients "
+                f"in that precision: set trainer.zero_stage = 1 or more, or model.trainer_dtype = 'float32'"
             )
         return self
 

@@ -11,8 +11,9 @@ from sluice.config.section import Section
 
 class ModelConfig(Section):
     path: str = Field(description="Folder of the Hugging Face checkpoint that the run starts from (policy version v0).")
-    trainer_dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="Precision of the trainer's weights; optimizer masters are always float32."
+    trainer_dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16",
+        description="Precision of the trainer's weights; optimizer masters are always float32. `float16` needs a GPU.",
     )
     engine_dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Precision in which weights are published to the engines."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from sluice.config.section import Section
+
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]+$")]
 
 
 class AlgorithmConfig(Section):
@@ -160,6 +162,18 @@ class OptimConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    rank: int = Field(
+        0, ge=0, description="Rank of the adapters, which are trained instead of the weights; 0: no adapters."
+    )
+    alpha: float = Field(16.0, gt=0, description="Adapters are scaled by alpha / rank; they never have dropout.")
+    target_modules: tuple[ModuleName, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Linear layers that get adapters, by the ends of their names; unset: all of them.",
+    )
+
+
 class TrainerConfig(Section):
     total_steps: int = Field(ge=1, description="Training steps of the run.")
     prompts_per_step: int = Field(512, ge=1, description="B: kept groups that one training step consumes.")
@@ -178,8 +192,8 @@ class TrainerConfig(Section):
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
     )
-    zero_stage: Literal[1, 2, 3] = Field(
-        3, description="DeepSpeed ZeRO stage; 1 shards the optimizer alone, and keeps its float32 masters."
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        3, description="DeepSpeed ZeRO stage: 0 shards nothing, 1 the optimizer, 2 gradients too, 3 parameters too."
     )
     offload_optimizer: bool = Field(False, description="Keep optimizer states in host memory.")
     offload_parameters: bool = Field(False, description="Keep parameters in host memory.")
@@ -194,6 +208,16 @@ class TrainerConfig(Section):
         None, description="Succeed early once the mean reward over all sampled groups of the last 5 steps reaches this."
     )
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and initialisation.")
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        for field, least in (("offload_optimizer", 1), ("offload_parameters", 3)):
+            if getattr(self, field) and self.zero_stage < least:
+                raise ValueError(
+                    f"trainer.{field} = true needs trainer.zero_stage = {least} or more, which shards it, "
+                    f"not {self.zero_stage}"
+                )
+        return self
 
 
 class CheckpointConfig(Section):
