@@ -5,6 +5,15 @@ Rollouts, the reward service gives Verdicts, the worker stores a Group, the coor
 trainer turns that into the next PolicyVersion.
 """
 
+from sluice.types.evaluation import (
+    EvaluatedResponse,
+    EvaluationBegun,
+    EvaluationEnded,
+    EvaluationGroup,
+    EvaluationOutcome,
+    EvaluationPrompt,
+    EvaluationRecord,
+)
 from sluice.types.group import (
     NO_ANSWER,
     DropReason,
@@ -50,6 +59,13 @@ __all__ = [
     "Claim",
     "Drop",
     "DropReason",
+    "EvaluatedResponse",
+    "EvaluationBegun",
+    "EvaluationEnded",
+    "EvaluationGroup",
+    "EvaluationOutcome",
+    "EvaluationPrompt",
+    "EvaluationRecord",
     "FinishReason",
     "Floors",
     "Group",
