@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ SECTIONS = {
     "trainer": "Steps, batches and how they are computed.",
     "checkpoint": "What survives the death of the trainer.",
     "weights": "How policy versions reach the engines.",
+    "evaluation": "What the policy is measured on while it trains: [evaluation.md](evaluation.md).",
     "deadlines": "Longest times before somebody is told.",
     "retry": "How often a trainer that dies is started again.",
 }
@@ -95,9 +96,19 @@ def configuration_page() -> str:
         section = RunSpec.model_fields[name].annotation
         assert isinstance(section, type) and issubclass(section, BaseModel)
         lines += ["", f"## `[{name}]`", "", sentence, "", *_field_table(section.model_fields.items())]
+        for inner, entries in _tables_in(section):
+            lines += ["", f"Each `[[{name}.{inner}]]`:", "", *_field_table(entries.model_fields.items())]
     lines += ["", "## Rules between fields", ""]
     lines += [f"- {sentence}" for sentence, _ in RULES]
     return "\n".join(lines) + "\n"
+
+
+def _tables_in(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Fields that are lists of tables, and what is in one."""
+    for name, field in section.model_fields.items():
+        for argument in typing.get_args(field.annotation):
+            if isinstance(argument, type) and issubclass(argument, BaseModel):
+                yield name, argument
 
 
 def _field_table(fields: Iterable[tuple[str, FieldInfo]]) -> list[str]:
@@ -121,12 +132,16 @@ def type_text(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(type_text(argument) for argument in arguments if argument is not types.NoneType)
     if origin is tuple and arguments[-1] is Ellipsis:
-        return f"list of {type_text(arguments[0])}s"
+        return "list of tables" if _is_table(arguments[0]) else f"list of {type_text(arguments[0])}s"
     if origin is dict:
         return f"table of {type_text(arguments[1])} by {type_text(arguments[0])}"
     if origin is tuple:
         return f"list of {len(arguments)} {type_text(arguments[0])}s"
     raise TypeError(f"scripts/docs.py has no words for the type {annotation!r}")
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def limits_text(field: FieldInfo) -> str:

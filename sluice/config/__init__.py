@@ -5,6 +5,7 @@ generated from this file. Unknown keys are refused. The names stay close to what
 maps verl's and MindSpeed RL's names to these.
 """
 
+from sluice.config.evaluation import EvaluationConfig, EvaluationSet
 from sluice.config.load import load_run_spec, parse_run_spec
 from sluice.config.run import RunSpec
 from sluice.config.sampling import AsyncConfig, FilterConfig, RewardConfig, RolloutConfig
@@ -27,6 +28,8 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "DeadlineConfig",
+    "EvaluationConfig",
+    "EvaluationSet",
     "FilterConfig",
     "LoraConfig",
     "ModelConfig",

@@ -8,6 +8,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from sluice.config.evaluation import EvaluationConfig
 from sluice.config.sampling import AsyncConfig, FilterConfig, RewardConfig, RolloutConfig
 from sluice.config.section import Section
 from sluice.config.source import DataConfig, ModelConfig
@@ -39,6 +40,7 @@ class RunSpec(Section):
     trainer: TrainerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     weights: WeightsConfig = WeightsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     retry: RetryConfig = RetryConfig()
 
