@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.config import CheckpointConfig
-from sluice.errors import PermanentError
+from sluice.errors import ConfigError, PermanentError
 from sluice.types import Checkpoint
 
 FORMAT = 1
@@ -125,6 +125,23 @@ def verify(record: Checkpoint) -> CheckpointManifest:
     if (manifest.k, manifest.lineage, manifest.chain) != (record.k, record.lineage, record.chain):
         raise PermanentError(f"checkpoint {folder} is {manifest.k}.{manifest.lineage}, not what its record says")
     return manifest
+
+
+def recorded_at(folder: Path) -> Checkpoint:
+    """The record that vouched for a checkpoint, as its folder tells it; whether the rest is whole says `verify`.
+
+    Raises:
+        ConfigError: the folder is no checkpoint.
+    """
+    try:
+        text = (folder / MANIFEST_FILE).read_bytes()
+        fields = json.loads(text)
+        return Checkpoint(fields["k"], fields["lineage"], str(folder.resolve()), _checksum(text), fields["chain"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder} is no checkpoint ({error!r}); name a folder such as checkpoints/RUN/K.LINEAGE, with its "
+            f"{MANIFEST_FILE}"
+        ) from None
 
 
 def facts_of_files(folder: Path) -> dict[str, dict[str, Any]]:

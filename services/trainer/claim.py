@@ -117,8 +117,10 @@ async def _keep_interval(spec: RunSpec, last_start: datetime, log: Logger) -> No
         await asyncio.sleep(rest)
 
 
-def fit_to_ranks(claim: Claim, world_size: int, log: Logger) -> Claim:
+def fit_to_ranks(claim: Claim, world_size: int, log: Logger, root: Path | None = None) -> Claim:
     """The claim with a checkpoint that so many ranks can load: converted, if another number wrote it.
+
+    The converted one lies beside the checkpoint, or in `root`, if the checkpoint is somebody else's.
 
     Raises:
         PermanentError: it cannot be converted.
@@ -126,7 +128,7 @@ def fit_to_ranks(claim: Claim, world_size: int, log: Logger) -> Claim:
     restored = claim.restored
     if restored is None or restored.manifest.world_size == world_size:
         return claim
-    return replace(claim, restored=replace(restored, universal=universal_form(restored.record, log)))
+    return replace(claim, restored=replace(restored, universal=universal_form(restored.record, log, root)))
 
 
 def check_claim(claim: Claim, allow_remote_code: bool) -> None:

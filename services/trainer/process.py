@@ -1,7 +1,8 @@
-"""One rank as a process: allocator and threads set, ranks joined, NATS connected, one run served, an exit code."""
+"""One rank as a process: allocator and threads set, NATS connected, ranks joined, one run served or replayed."""
 
 from __future__ import annotations
 
+import argparse
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ from services.trainer import metrics
 from services.trainer.bus import NatsThread
 from services.trainer.config import TrainerSettings
 from services.trainer.memory import keep_freed_memory
+from services.trainer.replay import replay
+from services.trainer.replay_report import report
 from services.trainer.session import Session
+from services.trainer.wiring import Parts
 from services.trainer.zero import join_ranks, rank_device
 from sluice.errors import ConfigError, FencedError, RunFailedError, SluiceError, TransientError
 from sluice.run_series import watch_disk
@@ -26,18 +30,39 @@ EXIT_FAILED, EXIT_CONFIG, EXIT_FENCED, EXIT_RUN_FAILED = 1, 2, 3, 4
 
 def run_rank(settings: TrainerSettings, on_gpu: bool, log: Logger) -> int:
     """Serve one run as one rank; returns the exit code."""
+
+    def serve(nats: NatsThread, bus: Bus) -> int:
+        joined = threading.Event()
+        with _metrics_served(settings, lambda: joined.is_set() and bus.nc.is_connected, log):
+            parts = _join(settings, on_gpu, nats, bus)
+            joined.set()
+            Session(settings, parts, log).run()
+        log.info("run_finished")
+        return 0
+
+    return _connected(settings, serve, log)
+
+
+def run_replay(settings: TrainerSettings, on_gpu: bool, chosen: argparse.Namespace, log: Logger) -> int:
+    """Replay a run as one rank, as its arguments ask; returns the exit code."""
+
+    def work(nats: NatsThread, bus: Bus) -> int:
+        parts = _join(settings, on_gpu, nats, bus)
+        found = replay(parts, settings, chosen.run, chosen.start, log)
+        return report(found, chosen) if parts.ranks.first else 0
+
+    return _connected(settings, work, log)
+
+
+def _connected(settings: TrainerSettings, work: Callable[[NatsThread, Bus], int], log: Logger) -> int:
+    """The exit code of `work`, or of what ended it."""
     nats = NatsThread(log, settings.nats_deadline_seconds)
     try:
         connecting = Bus.connect(settings.nats_url, instance_name("trainer"), settings.nats_deadline_seconds)
         bus = nats.call(connecting, "nats")
-        joined = threading.Event()
-        with _metrics_served(settings, lambda: joined.is_set() and bus.nc.is_connected, log):
-            session = _session(settings, on_gpu, nats, bus, log)
-            joined.set()
-            session.run()
+        code = work(nats, bus)
         nats.call(bus.close(), "nats")
-        log.info("run_finished")
-        return 0
+        return code
     except SluiceError as error:
         log.error("trainer_failed", kind=type(error).__name__, error=str(error))
         return say_why("trainer", str(error), exit_code(error))
@@ -80,7 +105,7 @@ def _metrics_served(settings: TrainerSettings, ready: Callable[[], bool], log: L
         server.close()
 
 
-def _session(settings: TrainerSettings, on_gpu: bool, nats: NatsThread, bus: Bus, log: Logger) -> Session:
+def _join(settings: TrainerSettings, on_gpu: bool, nats: NatsThread, bus: Bus) -> Parts:
     if not on_gpu:
         torch.set_num_threads(settings.threads)
         keep_freed_memory()
@@ -88,7 +113,7 @@ def _session(settings: TrainerSettings, on_gpu: bool, nats: NatsThread, bus: Bus
         ranks = join_ranks(settings.rank, settings.world_size, on_gpu, settings.collective_seconds)
     except torch.distributed.DistError as error:
         raise _not_joined(settings, error) from None
-    return Session(settings, nats, bus, ranks, rank_device(on_gpu, settings.local_rank), log)
+    return Parts(nats, bus, ranks, rank_device(on_gpu, settings.local_rank))
 
 
 def _not_joined(settings: TrainerSettings, error: torch.distributed.DistError) -> SluiceError:

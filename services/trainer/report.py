@@ -49,7 +49,7 @@ class StepReport:
 
     def fields(self) -> dict[str, Any]:
         """The step event."""
-        return {**self._facts(), **self._learning(), **self._sampling()}
+        return {**self._facts(), **self.learning(), **self._sampling()}
 
     def _facts(self) -> dict[str, Any]:
         total = self.seconds["total"]
@@ -65,8 +65,8 @@ class StepReport:
             "response_tokens": self.response_tokens,
         }
 
-    def _learning(self) -> dict[str, Any]:
-        """Zeros where nothing was trained."""
+    def learning(self) -> dict[str, Any]:
+        """What the updates did, zeros where nothing was trained: a replay of the step finds the same."""
         outcome, norms = self.outcome, self.outcome.grad_norms
         return {
             "updates": outcome.updates,

@@ -6,26 +6,19 @@ import concurrent.futures
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from services.trainer import metrics
 from services.trainer.agenda import BEAT_SECONDS, Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.claim import Claim, check_claim, claim_run, fit_to_ranks, wait_for_run
 from services.trainer.config import TrainerSettings
-from services.trainer.fetching import Fetcher
 from services.trainer.ledger import LedgerFeed
 from services.trainer.loop import follow
-from services.trainer.policy import load_policy, packing_limits
 from services.trainer.presence import keep_present
-from services.trainer.publish import Publisher
 from services.trainer.purge import rollouts_nearly_full
 from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
-from services.trainer.reference import ReferenceModel
-from services.trainer.trainer import Trainer
-from services.trainer.zero import ZeroEngine
+from services.trainer.wiring import Parts, make_trainer
 from sluice.errors import ConfigError, DivergedError, PermanentError, RunFailedError, SluiceError
 from sluice.listening import check_listening
 from sluice.telemetry import Logger, instance_name, log_context
@@ -48,11 +41,20 @@ class Session:
     """What a rank has before it has a run."""
 
     settings: TrainerSettings
-    nats: NatsThread
-    bus: Bus
-    ranks: Ranks
-    device: torch.device
+    parts: Parts
     log: Logger
+
+    @property
+    def nats(self) -> NatsThread:
+        return self.parts.nats
+
+    @property
+    def bus(self) -> Bus:
+        return self.parts.bus
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.parts.ranks
 
     def run(self) -> None:
         """Wait for a run, train it to its end, and give its lease back.
@@ -120,27 +122,13 @@ class Session:
         return claim, records
 
     def _train(self, claim: Claim, records: FencedLog[TrainerRecord] | None) -> None:
-        spec = claim.spec
-        policy = load_policy(spec)
-        limits = packing_limits(policy, spec)
-        restored = claim.restored
-        engine = ZeroEngine(policy, spec, self.device, universal=restored is not None and bool(restored.universal))
-        if restored is not None:
-            engine.load(restored.folder)
         # Held here until the run is over: a server that nobody refers to is stopped by the garbage collector.
         weight_server = None if records is None else self._weight_server(claim)
         agenda = None if records is None else self._agenda(claim)
-        trainer = Trainer(
-            claim=claim,
-            ranks=self.ranks,
-            engine=engine,
-            reference=ReferenceModel.of_run(spec),
-            fetcher=Fetcher(self.nats, self.bus, self.ranks, spec, limits),
-            publisher=Publisher(self.settings.weights_dir, claim),
-            recorder=None
-            if records is None or agenda is None
-            else self._recorder(claim, records, agenda, weight_server),
-        )
+        recorder = None
+        if records is not None and agenda is not None:
+            recorder = self._recorder(claim, records, agenda, weight_server)
+        trainer = make_trainer(self.parts, claim, self.settings.weights_dir, recorder, recorder)
         follow(trainer, agenda, self.ranks)
         if weight_server is not None:
             self.nats.call(weight_server.stop(), "weights server")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 from services.trainer import chain, metrics
 from services.trainer.agenda import Train
@@ -14,17 +16,45 @@ from services.trainer.learner import Learner
 from services.trainer.progress import LearningRate, Progress
 from services.trainer.publish import Publisher
 from services.trainer.ranks import Ranks
-from services.trainer.records import Recorder
 from services.trainer.reference import ReferenceModel
 from services.trainer.report import StepReport
 from services.trainer.zero import ZeroEngine
 from sluice.types import PolicyVersion
+from sluice.weights.manifest import Manifest
+
+
+class Witness(Protocol):
+    """Who is shown what a trainer makes."""
+
+    def announce(self, version: PolicyVersion, path: Path, manifest: Manifest, chain: str) -> None:
+        """A version was written, with these batches in it."""
+        ...
+
+    def report(self, report: StepReport) -> None:
+        """A training step is finished."""
+        ...
+
+
+class Saver(Protocol):
+    """Who keeps checkpoints."""
+
+    def begin_checkpoint(self, version: PolicyVersion) -> Path:
+        """The folder that all ranks write into."""
+        ...
+
+    def seal_checkpoint(self, folder: Path, version: PolicyVersion, chain: str, progress: Progress) -> None:
+        """All ranks have written."""
+        ...
+
+    def settle(self, wait: bool) -> None:
+        """Record what is safely on disk; with `wait`, as soon as it is."""
+        ...
 
 
 class Trainer:
     """The weights of one run and how far they are: `k` batches, the `progress` made with them, the chain over them.
 
-    Every method is a collective call. `recorder` is rank 0's and None elsewhere.
+    Every method is a collective call. `witness` and `saver` are rank 0's and None elsewhere.
     """
 
     def __init__(  # noqa: PLR0913 (a rank's parts, all by keyword)
@@ -36,10 +66,12 @@ class Trainer:
         reference: ReferenceModel | None,
         fetcher: Fetcher,
         publisher: Publisher,
-        recorder: Recorder | None,
+        witness: Witness | None,
+        saver: Saver | None,
     ) -> None:
         self._claim, self._ranks, self._engine = claim, ranks, engine
-        self._fetcher, self._publisher, self._recorder = fetcher, publisher, recorder
+        self._fetcher, self._publisher = fetcher, publisher
+        self._witness, self._saver = witness, saver
         self._learner = Learner(engine, ranks, claim.spec, reference)
         self._rate = LearningRate(claim.spec)
         self.k = claim.k
@@ -71,9 +103,9 @@ class Trainer:
         counts = self._ranks.gather((share.prompt_tokens, share.computed_tokens))
         self._seconds["total"] = time.monotonic() - self._idle_since
         self._idle_since = time.monotonic()
-        if self._recorder is not None:
+        if self._witness is not None:
             prompt_tokens, computed_tokens = (sum(column) for column in zip(*counts, strict=True))
-            self._recorder.report(
+            self._witness.report(
                 StepReport(
                     batch=batch,
                     spec=self._claim.spec,
@@ -91,24 +123,24 @@ class Trainer:
         """Write the weights as they are as version k.lineage, and announce it."""
         with self._phase("publish"):
             written = self._publisher.write(
-                self._engine, self.version if self._recorder else None, self.progress.updates
+                self._engine, self.version if self._witness else None, self.progress.updates
             )
-            if self._recorder is not None and written is not None:
-                self._recorder.announce(self.version, *written, self.chain)
+            if self._witness is not None and written is not None:
+                self._witness.announce(self.version, *written, self.chain)
 
     def save(self) -> None:
         """Write a checkpoint of everything that is trained; `settle` records it once it is safely on disk."""
         with self._phase("checkpoint"):
-            folder = self._ranks.share(self._recorder.begin_checkpoint(self.version) if self._recorder else None)
+            folder = self._ranks.share(self._saver.begin_checkpoint(self.version) if self._saver else None)
             self._engine.save(folder)
             self._ranks.agree(None)  # every rank's files are written
-            if self._recorder is not None:
-                self._recorder.seal_checkpoint(folder, self.version, self.chain, self.progress)
+            if self._saver is not None:
+                self._saver.seal_checkpoint(folder, self.version, self.chain, self.progress)
 
     def settle(self, wait: bool = False) -> None:
         """Record a checkpoint that is safely on disk by now; with `wait`, as soon as it is. Rank 0's alone."""
-        if self._recorder is not None:
-            self._recorder.settle(wait)
+        if self._saver is not None:
+            self._saver.settle(wait)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -30,16 +30,18 @@ main(Namespace(input_folder=sys.argv[1], output_folder=sys.argv[2], num_extract_
 """
 
 
-def universal_form(record: Checkpoint, log: Logger) -> Path:
+def universal_form(record: Checkpoint, log: Logger, root: Path | None = None) -> Path:
     """Folder with the universal form of a verified checkpoint: the one that is there, if it is whole, or a new one.
 
-    It takes as much disk as the checkpoint, and once more while it is made.
+    It takes as much disk as the checkpoint, and once more while it is made. It lies beside the checkpoint, or in
+    `root`, if the checkpoint is somebody else's.
 
     Raises:
         PermanentError: DeepSpeed cannot convert it; the text says why.
         OSError: the disk is full or gone; nothing new is left then.
     """
-    folder = Path(record.path + UNIVERSAL_SUFFIX)
+    name = Path(record.path).name + UNIVERSAL_SUFFIX
+    folder = (root or Path(record.path).parent) / name
     if folder.exists():
         if _is_whole(folder, record):
             return folder
@@ -49,7 +51,7 @@ def universal_form(record: Checkpoint, log: Logger) -> Path:
     staging = folder.with_name(f".{folder.name}")
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        staging.mkdir()
+        staging.mkdir(parents=True)
         _convert(Path(record.path) / ENGINE_FOLDER, staging)
         manifest = {"format": FORMAT, "checkpoint": record.checksum, "files": facts_of_files(staging)}
         (staging / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
