@@ -166,7 +166,7 @@ class LoraConfig(Section):
     rank: int = Field(
         0, ge=0, description="Rank of the adapters, which are trained instead of the weights; 0: no adapters."
     )
-    alpha: float = Field(16.0, gt=0, description="Adapters are scaled by alpha / rank; they never have dropout.")
+    alpha: int = Field(16, ge=1, description="Adapters are scaled by alpha / rank; they never have dropout.")
     target_modules: tuple[ModuleName, ...] | None = Field(
         None,
         min_length=1,
