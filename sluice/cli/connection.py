@@ -10,9 +10,10 @@ from typing import Annotated, TypeVar
 import typer
 
 from sluice.client import RunsClient
+from sluice.environment import check_nats_url
 from sluice.errors import ConfigError
 from sluice.local.state import find_stack
-from sluice.secrets import read_secret
+from sluice.secrets import read_secret, redact_url
 
 T = TypeVar("T")
 
@@ -24,6 +25,9 @@ At = Annotated[
         metavar="URL|STACK",
         help="Which coordinator: the address of its API, or the name of a local stack; default: the only one here.",
     ),
+]
+NatsUrl = Annotated[
+    str | None, typer.Option("--nats-url", envvar="SLUICE_NATS_URL", help="Address of NATS; default: the local stack.")
 ]
 RunId = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's id, as `sluice runs` lists it.", show_default=False)
@@ -39,6 +43,20 @@ def connect(at: str | None) -> RunsClient:
     """
     url = at if at and "://" in at else find_stack(at).api_url
     return RunsClient(url, read_secret("SLUICE_API_TOKEN", os.environ))
+
+
+def nats_address(given: str | None, stack: str | None) -> str:
+    """Address of NATS: as given, of SLUICE_NATS_URL or the file that SLUICE_NATS_URL_FILE names, or of a local stack.
+
+    Raises:
+        ConfigError: it is no address, or no such stack runs in this folder.
+    """
+    url = given or read_secret("SLUICE_NATS_URL", os.environ) or find_stack(stack).nats_url
+    try:
+        check_nats_url(url)
+    except ValueError as error:
+        raise ConfigError(f"--nats-url (SLUICE_NATS_URL)={redact_url(url)}: {error}") from None
+    return url
 
 
 async def newest_run(client: RunsClient) -> str:

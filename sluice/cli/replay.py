@@ -1,4 +1,4 @@
-"""`sluice replay`: recorded groups under another verifier or another filter rule, and what would have changed."""
+"""`sluice replay`: recorded groups under another verifier or filter rule, or trained again, and what comes out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.algorithms.dynamic_sampling import drop_reason
-from sluice.cli.connection import At, RunId, connect, wait_for
+from sluice.cli.connection import At, NatsUrl, RunId, connect, nats_address, wait_for
+from sluice.cli.replay_training import Again, train_again
 from sluice.client import RunsClient
 from sluice.config import FilterConfig, parse_run_spec
 from sluice.errors import ConfigError
@@ -33,6 +34,15 @@ Verifier = Annotated[str | None, typer.Option(help="Judge the stored responses a
 Metric = Annotated[str | None, typer.Option(help="Compare outcomes by acc, score or reward.")]
 NoFilter = Annotated[bool, typer.Option("--no-filter", help="Keep every group that has its verdicts.")]
 Last = Annotated[int, typer.Option(min=1, help="Look at so many groups, the newest.")]
+Train = Annotated[
+    bool, typer.Option("--train", help="Train its batches again in one process, and compare step by step.")
+]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="STEP|FOLDER", help="With --train: start at this checkpoint, or at 0, the model."),
+]
+Tolerance = Annotated[float, typer.Option(min=0, help="With --train: of the loss and the other metrics of a step.")]
+WeightsTolerance = Annotated[float, typer.Option(min=0, help="With --train: relative, over all weights of a version.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -59,12 +69,25 @@ def replay(  # noqa: PLR0913, PLR0917  # an option each: typer reads the signatu
     metric: Metric = None,
     no_filter: NoFilter = False,
     last: Last = 1000,
+    train: Train = False,
+    start: From = None,
+    tolerance: Tolerance = 1e-5,
+    weights_tolerance: WeightsTolerance = 1e-6,
     json_: Json = False,
     at: At = None,
+    nats_url: NatsUrl = None,
 ) -> None:
-    """Show what another verifier or filter rule would have made of a run's groups. Changes nothing."""
-    if not (verifier or metric or no_filter):
-        raise ConfigError("give --verifier NAME, --metric NAME or --no-filter: else nothing would change")
+    """Show what another verifier or filter rule would have made of a run's groups, or train it again. Changes nothing.
+
+    With --train it ends with 0 if losses, metrics, batches and weights agree, and with 1 if they do not.
+    """
+    changed = bool(verifier or metric or no_filter)
+    if train == changed or (start and not train):
+        raise ConfigError("give --train (and --from), or one of --verifier NAME, --metric NAME and --no-filter")
+    if train:
+        stack = None if at and "://" in at else at
+        again = Again(run, start, tolerance, weights_tolerance, json_)
+        raise typer.Exit(train_again(again, nats_address(nats_url, stack)))
     changes = wait_for(_replay(run, verifier, metric, no_filter, last, at))
     print(json.dumps(_fields(changes))) if json_ else _show(run, changes)
 
