@@ -48,6 +48,8 @@ class FilterQueue:
         self.version = 0
         """Highest policy version number ever published, also after a trainer's rollback."""
         self.next_n = 0
+        self.skipped = 0
+        """Draws of the data order that were passed over: the next one is `next_n` + `skipped`."""
         self._live = LiveGroups()
         self.groups_seen = 0
         self.generation_limit = rules.filter.max_generation_batches
@@ -92,7 +94,7 @@ class FilterQueue:
     @property
     def exhausted(self) -> bool:
         """The data can give no further group."""
-        return self.rules.data_limit is not None and self.next_n >= self.rules.data_limit
+        return self.rules.data_limit is not None and self.next_n + self.skipped >= self.rules.data_limit
 
     @property
     def at_generation_limit(self) -> bool:
@@ -155,7 +157,7 @@ class FilterQueue:
         else:
             room = self.capacity - self.k * self.rules.batch_size - len(self.live)
         if self.rules.data_limit is not None:
-            room = min(room, self.rules.data_limit - self.next_n)
+            room = min(room, self.rules.data_limit - self.next_n - self.skipped)
         return max(room, 0)
 
     def _room_in_rounds(self) -> int:
@@ -211,6 +213,7 @@ class FilterQueue:
             sampled=self._books.sampled,
             version=self.version,
             groups_seen=self.groups_seen,
+            skipped=self.skipped,
         )
 
     # ---------------------------------------------------------------- what has happened
@@ -220,7 +223,7 @@ class FilterQueue:
         match record:
             case Issue(first, count):
                 self._live.issue(record)
-                self.next_n = first + count
+                self.next_n, self.skipped = first + count, self.skipped + len(record.skipped)
                 self._books.issue(count, self.next_n)
             case Drop(groups, reason):
                 for n in groups:
@@ -259,6 +262,7 @@ class FilterQueue:
             return queue
         queue.k, queue.version, queue.next_n, queue._books = batch.k + 1, batch.version, batch.next_n, Books(batch)
         queue.groups_seen, queue._rollouts_seen = batch.floors.groups, batch.floors.rollouts
+        queue.skipped = batch.skipped
         for issue in batch.live:
             queue._live.issue(issue)
         return queue

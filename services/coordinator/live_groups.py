@@ -40,7 +40,8 @@ class LiveGroups:
         """These groups are in flight from now on."""
         for n in range(issue.first, issue.first + issue.count):
             self.groups[n] = LiveGroup(issue.version, issue.floors)
-        self._live_by_version[issue.version] += issue.count
+        if issue.count:
+            self._live_by_version[issue.version] += issue.count
 
     def keep(self, sequence: int, group: Group) -> None:
         """A group in flight was stored at this GROUPS sequence and can train."""

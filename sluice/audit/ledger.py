@@ -26,6 +26,8 @@ class Books:
         self.issues: list[Issue] = []
         self.batches: list[Batch] = []
         self.next_n = 0
+        self.skipped = 0
+        """Draws of the data order that ISSUE records pass over."""
         self.issued = 0
         self.live: set[int] = set()
         self.emitted: dict[int, int] = {}
@@ -109,12 +111,24 @@ class Books:
                 Fault.VERSION,
                 f"group {issue.first} was issued at version {issue.version}, after one at {self.issues[-1].version}",
             )
+        self._take_skips(issue)
         new = range(max(issue.first, self.next_n), end)
         if new:
             self.issues.append(Issue(first=new.start, count=len(new), version=issue.version, floors=issue.floors))
         self.live.update(new)
         self.issued += len(new)
         self.next_n = max(self.next_n, end)
+
+    def _take_skips(self, issue: Issue) -> None:
+        """Each draw of the data order is issued or skipped, once: skips are among the draws that the record takes."""
+        begin = issue.first + self.skipped
+        end = begin + issue.count + len(issue.skipped)
+        if sorted(set(issue.skipped)) != list(issue.skipped) or any(not begin <= d < end for d in issue.skipped):
+            skips = f"skips the draws {span(set(issue.skipped))}"
+            self.find(
+                Fault.ISSUE_NUMBERS, f"the ISSUE record of group {issue.first} {skips} out of {begin} to {end - 1}"
+            )
+        self.skipped += len(issue.skipped)
 
     def _take_drop(self, drop: Drop) -> None:
         for n in drop.groups:
@@ -187,10 +201,10 @@ class Books:
 
     def _compare_tally(self, batch: Batch) -> None:
         t = batch.tally
-        own = {"next_n": self.next_n, "issued": self.next_n, "trained": len(self.emitted)} | Counter(
-            self.dropped.values()
-        )
-        theirs = {"next_n": batch.next_n, "issued": t.issued, "trained": t.trained} | dict(t.dropped)
+        own = {"next_n": self.next_n, "issued": self.next_n, "trained": len(self.emitted), "skipped": self.skipped}
+        own |= Counter(self.dropped.values())
+        theirs = {"next_n": batch.next_n, "issued": t.issued, "trained": t.trained, "skipped": batch.skipped}
+        theirs |= dict(t.dropped)
         for name in sorted(own.keys() | theirs.keys()):
             if own.get(name, 0) != theirs.get(name, 0):
                 self.find(

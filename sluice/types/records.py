@@ -18,12 +18,18 @@ class Floors:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """ISSUE record: issue numbers [first, first + count) were issued at policy version number `version`."""
+    """ISSUE record: issue numbers [first, first + count) were issued at policy version number `version`.
+
+    They take the next `count` draws of the data order that are not in `skipped`. Only at the end of the data is there
+    a record with `count` 0: all that was left is skipped.
+    """
 
     first: int
     count: int
     version: int
     floors: Floors
+    skipped: tuple[int, ...] = ()
+    """Draws of the data order that this record passes over, lowest first; all of them lie before the draw after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class Batch:
     """Highest policy version number published when the batch was emitted."""
     groups_seen: int = 0
     """GROUPS sequence up to which `tally` and `sampled` have counted: a rebuild counts nothing twice."""
+    skipped: int = 0
+    """Draws of the data order passed over so far: the next one is `next_n` + `skipped`."""
 
 
 class RunState(StrEnum):

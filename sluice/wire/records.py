@@ -27,8 +27,13 @@ from sluice.wire.codec import FORMAT, parse, summary_from_wire, summary_to_wire,
 from sluice.wire.v1 import ledger_pb2 as pb
 
 
+SKIPPING_FORMAT = 2
+"""Of records in which draws are skipped: a program that knew no such thing would issue other prompts after them."""
+
+
 def encode_ledger(record: LedgerRecord) -> bytes:
-    message = pb.LedgerRecord(format=FORMAT)
+    skips = isinstance(record, Issue | Batch) and bool(record.skipped)
+    message = pb.LedgerRecord(format=SKIPPING_FORMAT if skips else FORMAT)
     match record:
         case RunCreated(run_id, spec_json, config_hash, data_json):
             created = pb.RunCreated(run_id=run_id, spec_json=spec_json, config_hash=config_hash, data_json=data_json)
@@ -48,7 +53,7 @@ def encode_ledger(record: LedgerRecord) -> bytes:
 
 def decode_ledger(payload: bytes) -> LedgerRecord:
     """Raises: WireError: not a ledger record, or one of a kind this program does not know."""
-    m = parse(pb.LedgerRecord, payload)
+    m = parse(pb.LedgerRecord, payload, newest=SKIPPING_FORMAT)
     try:
         match m.WhichOneof("record"):
             case "run_created":
@@ -104,11 +109,17 @@ def decode_trainer(payload: bytes) -> TrainerRecord:
 
 
 def _issue(issue: Issue) -> pb.Issue:
-    return pb.Issue(first=issue.first, count=issue.count, version=issue.version, floors=_floors(issue.floors))
+    return pb.Issue(
+        first=issue.first,
+        count=issue.count,
+        version=issue.version,
+        floors=_floors(issue.floors),
+        skipped=issue.skipped,
+    )
 
 
 def _issue_from(m: pb.Issue) -> Issue:
-    return Issue(m.first, m.count, m.version, Floors(m.floors.groups, m.floors.rollouts))
+    return Issue(m.first, m.count, m.version, Floors(m.floors.groups, m.floors.rollouts), tuple(m.skipped))
 
 
 def _floors(floors: Floors) -> pb.Floors:
@@ -151,6 +162,7 @@ def _batch(batch: Batch) -> pb.Batch:
         ),
         version=batch.version,
         groups_seen=batch.groups_seen,
+        skipped=batch.skipped,
     )
 
 
@@ -172,4 +184,5 @@ def _batch_from(m: pb.Batch) -> Batch:
         sampled=SamplingStats(s.groups, s.rollouts, s.reward_sum, s.acc_sum, s.length_sum, s.truncated, s.tokens),
         version=m.version,
         groups_seen=m.groups_seen,
+        skipped=m.skipped,
     )

@@ -111,7 +111,7 @@ groups = st.builds(
     error=text,
 )
 
-issues = st.builds(Issue, uint64, uint64, uint64, floors)
+issues = st.builds(Issue, uint64, uint64, uint64, floors, st.lists(uint64, max_size=4).map(tuple))
 batches = st.builds(
     Batch,
     k=uint64,
@@ -126,6 +126,7 @@ batches = st.builds(
     sampled=st.builds(SamplingStats, uint64, uint64, double, double, uint64, uint64, uint64),
     version=uint64,
     groups_seen=uint64,
+    skipped=uint64,
 )
 ledger_records = st.one_of(
     st.builds(RunCreated, text, text, text),

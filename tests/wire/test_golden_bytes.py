@@ -98,6 +98,7 @@ SAMPLES: dict[str, Sample] = {
     "run_created": (RunCreated("run-1", '{"name":"x"}', "0123456789abcdef"), encode_ledger, decode_ledger, False),
     "claim": (Claim("coordinator-1"), encode_ledger, decode_ledger, False),
     "issue": (Issue(11, 300, 3, Floors(15, 40)), encode_ledger, decode_ledger, False),
+    "issue_with_skips": (Issue(11, 2, 3, Floors(15, 40), (12, 300)), encode_ledger, decode_ledger, False),
     "drop": (Drop((4, 300), DropReason.STRAGGLER), encode_ledger, decode_ledger, False),
     "batch": (BATCH, encode_ledger, decode_ledger, False),
     "state_change": (StateChange(RunState.STOPPING, "done", '{"a":1}'), encode_ledger, decode_ledger, False),
@@ -125,6 +126,7 @@ GOLDEN: dict[str, str] = {
     "run_created": ("080112270a0572756e2d31120c7b226e616d65223a2278227d1a1030313233343536373839616263646566"),
     "claim": ("08011a0f0a0d636f6f7264696e61746f722d31"),
     "issue": ("0801220d080b10ac0218032204080f1028"),
+    "issue_with_skips": ("08022211080b100218032204080f10282a030cac02"),
     "drop": ("08012a100a0304ac0212097374726167676c6572"),
     "batch": (
         "080132c1010803125d0809120461316232180220112a4f0a02292a1210000102030405060708090a0b0c0d0e0f1a0673636f"

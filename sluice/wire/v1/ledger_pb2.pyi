@@ -34,16 +34,18 @@ class Floors(_message.Message):
     def __init__(self, groups: _Optional[int] = ..., rollouts: _Optional[int] = ...) -> None: ...
 
 class Issue(_message.Message):
-    __slots__ = ("first", "count", "version", "floors")
+    __slots__ = ("first", "count", "version", "floors", "skipped")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FLOORS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     first: int
     count: int
     version: int
     floors: Floors
-    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., version: _Optional[int] = ..., floors: _Optional[_Union[Floors, _Mapping]] = ...) -> None: ...
+    skipped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., version: _Optional[int] = ..., floors: _Optional[_Union[Floors, _Mapping]] = ..., skipped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drop(_message.Message):
     __slots__ = ("groups", "reason")
@@ -115,7 +117,7 @@ class SamplingStats(_message.Message):
     def __init__(self, groups: _Optional[int] = ..., rollouts: _Optional[int] = ..., reward_sum: _Optional[float] = ..., acc_sum: _Optional[float] = ..., length_sum: _Optional[int] = ..., truncated: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("k", "groups", "dropped", "next_n", "live", "floors", "tally", "sampled", "version", "groups_seen")
+    __slots__ = ("k", "groups", "dropped", "next_n", "live", "floors", "tally", "sampled", "version", "groups_seen", "skipped")
     K_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +128,7 @@ class Batch(_message.Message):
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GROUPS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     k: int
     groups: _containers.RepeatedCompositeFieldContainer[BatchGroup]
     dropped: _containers.RepeatedCompositeFieldContainer[DroppedGroup]
@@ -136,7 +139,8 @@ class Batch(_message.Message):
     sampled: SamplingStats
     version: int
     groups_seen: int
-    def __init__(self, k: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[BatchGroup, _Mapping]]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., next_n: _Optional[int] = ..., live: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ..., floors: _Optional[_Union[Floors, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., sampled: _Optional[_Union[SamplingStats, _Mapping]] = ..., version: _Optional[int] = ..., groups_seen: _Optional[int] = ...) -> None: ...
+    skipped: int
+    def __init__(self, k: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[BatchGroup, _Mapping]]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., next_n: _Optional[int] = ..., live: _Optional[_Iterable[_Union[Issue, _Mapping]]] = ..., floors: _Optional[_Union[Floors, _Mapping]] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., sampled: _Optional[_Union[SamplingStats, _Mapping]] = ..., version: _Optional[int] = ..., groups_seen: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class StateChange(_message.Message):
     __slots__ = ("state", "reason", "fields_json")
