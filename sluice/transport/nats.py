@@ -52,6 +52,8 @@ class StreamLimits:
     prompts_bytes: int = 1 << 30
     events_bytes: int = 256 << 20
     events_age_seconds: float = 24 * 3600
+    evaluation_groups_age_seconds: float = 7 * 24 * 3600
+    """They go when their evaluation ends; this takes what a worker stored too late."""
     replicas: int = 1
 
 
@@ -269,5 +271,20 @@ def _streams(limits: StreamLimits) -> list[StreamConfig]:
             max_bytes=limits.events_bytes,
             max_age=limits.events_age_seconds,
             **{**common, "discard": DiscardPolicy.OLD},
+        ),
+        StreamConfig(name=subjects.EVALUATIONS, subjects=["evaluations.*"], **common),
+        StreamConfig(
+            name=subjects.EVAL_PROMPTS,
+            subjects=["evalprompts.*.*.*"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_bytes=limits.prompts_bytes,
+            **common,
+        ),
+        StreamConfig(
+            name=subjects.EVAL_GROUPS,
+            subjects=["evalgroups.*.*.*"],
+            max_bytes=limits.groups_bytes,
+            max_age=limits.evaluation_groups_age_seconds,
+            **common,
         ),
     ]

@@ -83,20 +83,7 @@ class PromptQueue:
 
     @classmethod
     async def join(cls, bus: Bus, run_id: str, count_unreadable: Callable[[], None] = lambda: None) -> PromptQueue:
-        config = ConsumerConfig(
-            durable_name=_durable(run_id),
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=ACK_WAIT_SECONDS,
-            max_deliver=-1,
-            max_ack_pending=1_000_000,
-            filter_subject=subjects.prompts(run_id),
-        )
-        durable = config.durable_name
-        async for attempt in bus.retrying():
-            with attempt:
-                subscription = await bus.js.pull_subscribe(
-                    subjects.prompts(run_id), durable=durable, stream=subjects.PROMPTS, config=config
-                )
+        subscription = await join_work(bus, subjects.PROMPTS, subjects.prompts(run_id), _durable(run_id))
         return cls(subscription, count_unreadable)
 
     async def pull(self, most: int, wait_seconds: float = 1.0) -> list[Delivery]:
@@ -116,6 +103,22 @@ class PromptQueue:
             self._log.error("prompt_unreadable", subject=message.subject, error=str(error))
             await message.term()
             return None
+
+
+async def join_work(bus: Bus, stream: str, subject: str, durable: str) -> Any:
+    """This worker's end of a work queue: a consumer under a name that its workers share, made by the first of them."""
+    config = ConsumerConfig(
+        durable_name=durable,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_SECONDS,
+        max_deliver=-1,
+        max_ack_pending=1_000_000,
+        filter_subject=subject,
+    )
+    async for attempt in bus.retrying():
+        with attempt:
+            return await bus.js.pull_subscribe(subject, durable=durable, stream=stream, config=config)
+    raise AssertionError("unreachable: the retry loop returns or raises")
 
 
 def _durable(run_id: str) -> str:

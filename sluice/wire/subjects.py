@@ -7,13 +7,20 @@ PROMPTS       prompts.<run>.<n>  coordinator         rollout workers            
 ROLLOUTS      rollouts.<run>     rollout worker      trainer ranks, by sequence   purged up to a floor
 GROUPS        groups.<run>.<n>   rollout worker      coordinator                  purged up to a floor
 EVENTS        events.<run>.<kind>  all               API, command line            24 hours
+EVALUATIONS   evaluations.<run>    coordinator       workers, trainer, API        until the run is deleted
+EVAL_PROMPTS  evalprompts.<run>.<number>.<n>  coordinator  reserved workers       work queue
+EVAL_GROUPS   evalgroups.<run>.<number>.<n>   workers      coordinator            until its evaluation ends, or 7 days
 
 bucket        key                holds
 leases        coordinator.<run>, trainer.<run>       who tries; protects nothing, the ledger's fence does
-attempts      <run>.<n>          attempts in which the engine died or refused
+leases        evaluation.<run>.<seat>                which workers are reserved for evaluations
+attempts      <run>.<n>          attempts in which the engine died or refused; of an evaluation
+                                 <run>.evaluation-<number>.<n>
 runs          <run>              state of each run, for those who look for work
 workers       <run>.<worker>     rollout workers that are there, and where their time goes
 trainers      <run>              the run's trainer while it is there, and where its time goes
+
+`<number>` is that of the policy version that is evaluated.
 
 request       control.<run>      lifecycle commands, answered by the coordinator that holds the run
 """
@@ -26,6 +33,9 @@ PROMPTS = "PROMPTS"
 ROLLOUTS = "ROLLOUTS"
 GROUPS = "GROUPS"
 EVENTS = "EVENTS"
+EVALUATIONS = "EVALUATIONS"
+EVAL_PROMPTS = "EVAL_PROMPTS"
+EVAL_GROUPS = "EVAL_GROUPS"
 
 LEASES_BUCKET = "leases"
 ATTEMPTS_BUCKET = "attempts"
@@ -74,3 +84,25 @@ def events(run_id: str) -> str:
 
 def control(run_id: str) -> str:
     return f"control.{run_id}"
+
+
+def evaluations(run_id: str) -> str:
+    return f"evaluations.{run_id}"
+
+
+def evaluation_prompt(run_id: str, number: int, n: int) -> str:
+    return f"evalprompts.{run_id}.{number}.{n}"
+
+
+def evaluation_prompts(run_id: str, number: int | None = None) -> str:
+    """Of one evaluation, by the number of its policy version, or of all."""
+    return f"evalprompts.{run_id}.{'*' if number is None else number}.*"
+
+
+def evaluation_group(run_id: str, number: int, n: int) -> str:
+    return f"evalgroups.{run_id}.{number}.{n}"
+
+
+def evaluation_groups(run_id: str, number: int | None = None) -> str:
+    """Of one evaluation, by the number of its policy version, or of all."""
+    return f"evalgroups.{run_id}.{'*' if number is None else number}.*"
