@@ -20,6 +20,7 @@ SECTIONS = {
     "data": "Where prompts come from and in which order they are drawn.",
     "rollout": "How responses are sampled.",
     "filter": "Dynamic sampling: which groups train.",
+    "curriculum": "Prompts that have taught nothing for a while are drawn less often ([data.md](data.md#curriculum)).",
     "asynchrony": "How far generation may run ahead of training.",
     "reward": "How responses are judged and shaped.",
     "algorithm": "The loss.",

@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import datetime
 from typing import Any
 
+from services.coordinator.draws import Draws
 from sluice.config import RunSpec, parse_run_spec
 from sluice.transport.log import Entry
 from sluice.types import (
@@ -52,6 +53,7 @@ class RunHistory:
         self.last_batch_at: datetime | None = None
         self.since_batch: list[Issue | Drop] = []
         self.issues: list[Issue] = []
+        self.draws = Draws()
         self.batches: list[BatchView] = []
         self.trained_in: dict[int, int] = {}
         self.dropped: dict[int, DropReason] = {}
@@ -104,6 +106,7 @@ class RunHistory:
             case Issue():
                 self.first_issue_at = self.first_issue_at or entry.time
                 self.issues.append(entry.record)
+                self.draws.take(entry.record)
                 self.since_batch.append(entry.record)
             case Drop(groups, reason):
                 self.dropped |= dict.fromkeys(groups, reason)

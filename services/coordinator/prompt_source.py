@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from services.coordinator.curriculum import Curriculum
 from services.coordinator.history import RunHistory
+from sluice.config import RunSpec
 from sluice.data import PromptTable, check_unchanged, load_prompts, seed_of, stop_token_ids, tokenizer_of
 from sluice.types import Prompt, Sampling
 
@@ -38,10 +40,19 @@ class PromptSource:
         """A response as verifiers and people read it."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def curriculum(self, spec: RunSpec) -> Curriculum:
+        """The history of this data set's prompts, before the first record."""
+        return Curriculum(
+            spec.curriculum,
+            spec.trainer.seed,
+            row_of=lambda draw: self.table.draw(draw)[1],
+            source_of=self.table.data_source,
+        )
+
     def prompt(self, history: RunHistory, n: int, version: int) -> Prompt:
         """Prompt n as issued at policy version number `version`."""
         spec = history.spec
-        epoch, index = self.table.draw(n)
+        epoch, index = self.table.draw(history.draws.of(n))
         row = self.table.row(index)
         return Prompt(
             run_id=history.run_id,

@@ -8,7 +8,7 @@ maps verl's and MindSpeed RL's names to these.
 from sluice.config.evaluation import EvaluationConfig, EvaluationSet
 from sluice.config.load import load_run_spec, parse_run_spec
 from sluice.config.run import RunSpec
-from sluice.config.sampling import AsyncConfig, FilterConfig, RewardConfig, RolloutConfig
+from sluice.config.sampling import AsyncConfig, CurriculumConfig, FilterConfig, RewardConfig, RolloutConfig
 from sluice.config.section import Section
 from sluice.config.source import DataConfig, ModelConfig
 from sluice.config.training import (
@@ -26,6 +26,7 @@ __all__ = [
     "AlgorithmConfig",
     "AsyncConfig",
     "CheckpointConfig",
+    "CurriculumConfig",
     "DataConfig",
     "DeadlineConfig",
     "EvaluationConfig",

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from sluice.config.evaluation import EvaluationConfig
-from sluice.config.sampling import AsyncConfig, FilterConfig, RewardConfig, RolloutConfig
+from sluice.config.sampling import AsyncConfig, CurriculumConfig, FilterConfig, RewardConfig, RolloutConfig
 from sluice.config.section import Section
 from sluice.config.source import DataConfig, ModelConfig
 from sluice.config.training import (
@@ -32,6 +32,7 @@ class RunSpec(Section):
     data: DataConfig
     rollout: RolloutConfig
     filter: FilterConfig = FilterConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     asynchrony: AsyncConfig = AsyncConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -46,6 +46,30 @@ class FilterConfig(Section):
     )
 
 
+class CurriculumConfig(Section):
+    skip_all_correct_after: int | None = Field(
+        None,
+        ge=1,
+        description="Skip prompts whose last so many groups were all correct; they return by chance. Unset: off.",
+    )
+    skip_all_wrong_after: int | None = Field(
+        None,
+        ge=1,
+        description="Skip prompts whose last so many groups were all wrong; they return by chance. Unset: off.",
+    )
+    return_probability: float = Field(
+        0.1,
+        ge=0.01,
+        le=1,
+        description="Chance that such a prompt is issued all the same, at each of its turns in the data order.",
+    )
+
+    @property
+    def skips(self) -> bool:
+        """Whether any prompt may ever be skipped."""
+        return self.skip_all_correct_after is not None or self.skip_all_wrong_after is not None
+
+
 class AsyncConfig(Section):
     max_staleness: int = Field(
         1, ge=0, description="η: most policy versions between a rollout's oldest token and the step that trains it."

@@ -2,7 +2,7 @@
 
 from sluice.data.manifest import check_unchanged, manifest_of
 from sluice.data.model_files import check_model, stop_token_ids, tokenizer_of
-from sluice.data.order import mixed_position, position, seed_of
+from sluice.data.order import chance_of, mixed_position, position, seed_of
 from sluice.data.prepared import write_prompts
 from sluice.data.table import PromptRow, PromptTable, TableCounts, load_prompts
 
@@ -10,6 +10,7 @@ __all__ = [
     "PromptRow",
     "PromptTable",
     "TableCounts",
+    "chance_of",
     "check_model",
     "check_unchanged",
     "load_prompts",

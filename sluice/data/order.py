@@ -48,6 +48,11 @@ def seed_of(seed: int, n: int) -> int:
     return _keyed(b"sample", seed, n) >> 1
 
 
+def chance_of(seed: int, draw: int) -> float:
+    """A number in [0, 1), fixed by the run's seed and a draw of the data order alone: for decisions about that draw."""
+    return _keyed(b"chance", seed, draw) / 2**64
+
+
 @lru_cache(maxsize=4)
 def _epoch_order(size: int, seed: int, epoch: int) -> array[int]:
     return _order(size, _keyed(b"order", seed, epoch))

@@ -71,6 +71,10 @@ class PromptTable:
         token_ids, source, text = self._rows[index]
         return PromptRow(index, tuple(token_ids), text, source.ground_truth, source.data_source, source.extra_info)
 
+    def data_source(self, index: int) -> str:
+        """Of row `index`, without the rest of it."""
+        return self._rows[index][1].data_source
+
     @property
     def sources(self) -> Iterator[SourceRow]:
         """The rows behind the prompts, in table order, as their files have them."""
