@@ -1,4 +1,4 @@
-"""What a run has trained, recorded while it went, and trained once more by a trainer that nothing happens to."""
+"""What a run has trained, recorded while it went, and trained once more by `sluice replay --train`'s own process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from sluice.cancellation import end_tasks
 from sluice.local.stack import TORCH_ENVIRONMENT
-from sluice.transport.log import follow_stream, last_sequence, read_stream, trainer_log
+from sluice.transport.log import follow_stream, last_sequence, read_stream
 from sluice.transport.nats import Bus
-from sluice.types import Version
-from sluice.weights.fetch import fetch_version
 from sluice.wire import subjects
 from tests.servers import NatsServer, free_port
 
@@ -39,7 +38,7 @@ class Recording:
         await end_tasks([self._task])
 
     async def replay(self, folder: Path, ranks: int) -> str:
-        """`equal` if an undisturbed trainer makes the same weights of the recorded batches, else what differs."""
+        """`equal` if undisturbed ranks make every version's weights again, bit for bit, else what differs."""
         subject = subjects.rollouts(self._run_id)
         end = await last_sequence(self._bus, subjects.ROLLOUTS, subject)
         async with asyncio.timeout(PATIENCE):
@@ -51,61 +50,55 @@ class Recording:
             bus = await Bus.connect(server.url, "replay")
             await bus.ensure_streams()
             await self._copy(bus)
-            code = await asyncio.to_thread(train, server.url, folder / "data", ranks)
-            found = (
-                await self._compare(bus, folder) if code == 0 else f"the trainer that replays ended with code {code}"
-            )
             await bus.close()
-            return found
+            return await asyncio.to_thread(train_again, server.url, self._run_id, ranks)
         finally:
             server.kill()
 
     async def _copy(self, bus: Bus) -> None:
-        """The same records and rollouts under the same sequences."""
+        """The same records and events, and the rollouts under the same sequences: nothing is purged there."""
         for sequence in range(1, max(self._rollouts, default=0) + 1):
             payload = self._rollouts.get(sequence)
             subject = GAP if payload is None else subjects.rollouts(self._run_id)
             assert await bus.publish(subject, payload or b"") == sequence
-        subject = subjects.ledger(self._run_id)
-        async for sequence, payload, _ in read_stream(self._bus, subjects.LEDGER, subject):
-            assert await bus.publish(subject, payload) == sequence
-        bucket = await bus.bucket(subjects.RUNS_BUCKET)
-        await bucket.put(self._run_id, json.dumps({"state": "stopping", "created_at": 1.0}).encode())
-
-    async def _compare(self, bus: Bus, folder: Path) -> str:
-        disturbed, straight = await self._last(self._bus), await self._last(bus)
-        if disturbed.version.number != straight.version.number or disturbed.chain != straight.chain:
-            return f"{disturbed.version} has chain {disturbed.chain}, the replay {straight.version} {straight.chain}"
-        names = await _tensors(disturbed, folder / "disturbed"), await _tensors(straight, folder / "straight")
-        different = sorted(name for name in names[0] | names[1] if names[0].get(name) != names[1].get(name))
-        return f"tensors differ: {different}" if different else "equal"
-
-    async def _last(self, bus: Bus) -> Version:
-        records = [entry.record for entry in await trainer_log(bus, self._run_id).read()]
-        return [record for record in records if isinstance(record, Version)][-1]
+        for stream, subject in (
+            (subjects.LEDGER, subjects.ledger(self._run_id)),
+            (subjects.TRAINER, subjects.trainer(self._run_id)),
+            (subjects.EVENTS, subjects.event(self._run_id, "step")),
+        ):
+            async for _, payload, _ in read_stream(self._bus, stream, subject):
+                await bus.publish(subject, payload)
 
 
-async def _tensors(record: Version, cache: Path) -> dict[str, bytes]:
-    folder, manifest = await fetch_version(record, cache, 30)
-    return {t.name: (folder / t.file).read_bytes()[t.offset : t.offset + t.nbytes] for t in manifest.tensors}
-
-
-def train(nats_url: str, data: Path, ranks: int) -> int:
-    """Serve one run to its end with `ranks` processes; the worst of their exit codes."""
+def train_again(nats_url: str, run_id: str, ranks: int) -> str:
+    """Replay with `ranks` processes, as many as the run had: only then are sums added up in the same order."""
     variables = {
         **TORCH_ENVIRONMENT,
         "SLUICE_NATS_URL": nats_url,
-        "SLUICE_DATA_DIR": str(data),
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
     }
-    command = [sys.executable, "-m", "services.trainer"]
+    command = [sys.executable, "-m", "services.trainer", "replay", run_id, "--from", "0", "--json"]
     processes = [
-        subprocess.Popen(command, env=os.environ | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            command, env=os.environ | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE
+        )
         for rank in range(ranks)
     ]
     try:
-        return max(process.wait(PATIENCE) for process in processes)
+        outputs = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+    if any(process.returncode not in (0, 1) for process in processes) or not outputs[0]:
+        return f"the ranks that replay ended with codes {[process.returncode for process in processes]}"
+    return verdict(json.loads(outputs[0]))
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """`equal`, or the versions that are not: nothing less than the same bytes and the same batches counts here."""
+    rows = found["versions"]
+    different = [row["version"] for row in rows if not (row["agrees"] and row["hash_equal"] and row["chain_equal"])]
+    if different or len(rows) < 2:
+        return f"of {len(rows)} versions these differ: {different}"
+    return "equal"
