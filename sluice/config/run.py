@@ -58,10 +58,27 @@ class RunSpec(Section):
                 f"trainer.prompts_per_step = {self.trainer.prompts_per_step}"
             )
         row = self.data.max_prompt_length + self.rollout.max_response_length
-        if self.trainer.max_tokens_per_micro_batch < row:
+        if self.micro_batch_tokens < row:
+            shared = self.trainer.sequence_parallel
             raise ValueError(
-                f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch} cannot hold one row "
+                f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch}"
+                f"{f' on each of trainer.sequence_parallel = {shared} ranks' if shared > 1 else ''} cannot hold one row "
                 f"of data.max_prompt_length + rollout.max_response_length = {row} tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_attention(self) -> Self:
+        attention, shared = self.model.attention, self.trainer.sequence_parallel
+        if attention == "flash_attention_2" and self.trainer.prefix_sharing:
+            raise ValueError(
+                "model.attention = 'flash_attention_2' knows row borders but no masks, which trainer.prefix_sharing = "
+                "true needs; set trainer.prefix_sharing = false, or model.attention = 'sdpa'"
+            )
+        if attention == "eager" and shared > 1:
+            raise ValueError(
+                f"trainer.sequence_parallel = {shared} needs model.attention = 'sdpa' or 'flash_attention_2', "
+                f"not 'eager', which is the model's own"
             )
         return self
 
@@ -124,6 +141,11 @@ class RunSpec(Section):
             if (self.filter.gen_batch_size or 0) < 1:
                 raise ValueError("filter.mode = 'rounds' needs filter.gen_batch_size (prompts of a generation batch)")
         return self
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Token budget of one micro-batch, over all ranks that share it."""
+        return self.trainer.max_tokens_per_micro_batch * self.trainer.sequence_parallel
 
     @property
     def schedule_length(self) -> int:

@@ -184,10 +184,18 @@ class TrainerConfig(Section):
     )
     epochs_per_step: int = Field(1, ge=1, description="Passes over a batch in one training step.")
     max_tokens_per_micro_batch: int = Field(
-        16384, ge=1, description="Token budget of one packed forward and backward pass."
+        16384, ge=1, description="Token budget of one packed forward and backward pass, on each rank."
+    )
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="Ranks that share each micro-batch, every one with its part of all rows (Ulysses). Their number must "
+        "divide the number of ranks; a row then may be as long as all their token budgets together.",
     )
     prefix_sharing: bool = Field(
-        True, description="Compute a group's shared prompt once, in rows under a block mask (exact)."
+        True,
+        description="Compute a group's shared prompt once, in rows under a block mask (exact). Not with "
+        "`flash_attention_2`.",
     )
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
