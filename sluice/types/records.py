@@ -107,6 +107,36 @@ class RunState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Batches below `k` are in the weights at `path`; stored after the rename."""
+
+    k: int
+    lineage: int
+    path: str
+    checksum: str
+    chain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a forked run starts: a checkpoint of another run, and the data order from its trained frontier on.
+
+    The fork's draw d is draw again[d] of that data order, and those after them are next_draw, next_draw + 1, …
+    """
+
+    run_id: str
+    checkpoint: Checkpoint
+    again: tuple[int, ...] = ()
+    """Draws that the other run had issued and not settled, lowest first: no group of theirs comes along."""
+    next_draw: int = 0
+
+    def draw(self, of_fork: int) -> int:
+        """The draw of the data order behind a draw of the fork."""
+        new = of_fork - len(self.again)
+        return self.next_draw + new if new >= 0 else self.again[of_fork]
+
+
+@dataclass(frozen=True, slots=True)
 class RunCreated:
     """First LEDGER record of a run: its immutable spec as canonical JSON, the hash of that, and what it trains on."""
 
@@ -115,6 +145,13 @@ class RunCreated:
     config_hash: str
     data_json: str = ""
     """The data manifest (sluice/data/manifest.py) as JSON."""
+    origin: Origin | None = None
+    """None: it starts from its model, at training step 0 and draw 0."""
+
+    @property
+    def first_step(self) -> int:
+        """Training steps that were in the weights when the run began: its first batch has this index."""
+        return self.origin.checkpoint.k if self.origin else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +200,6 @@ class Version:
     manifest_hash: str
     chain: str
     """Hex of h(number): h(k+1) = BLAKE2b(h(k) ‖ digest of batch k as fetched)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Batches below `k` are in the weights at `path`; stored after the rename."""
-
-    k: int
-    lineage: int
-    path: str
-    checksum: str
-    chain: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from sluice.types import (
     Issue,
     LedgerRecord,
     Lineage,
+    Origin,
     RunCreated,
     RunState,
     SamplingStats,
@@ -26,18 +27,16 @@ from sluice.types import (
 from sluice.wire.codec import FORMAT, parse, summary_from_wire, summary_to_wire, version_from_wire, version_to_wire
 from sluice.wire.v1 import ledger_pb2 as pb
 
-
-SKIPPING_FORMAT = 2
-"""Of records in which draws are skipped: a program that knew no such thing would issue other prompts after them."""
+LEDGER_FORMAT = 2
+"""Of records in which draws are skipped, or a run starts from a checkpoint: a program that knew no such thing would
+issue other prompts after them, or train another policy."""
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:
-    skips = isinstance(record, Issue | Batch) and bool(record.skipped)
-    message = pb.LedgerRecord(format=SKIPPING_FORMAT if skips else FORMAT)
+    message = pb.LedgerRecord(format=LEDGER_FORMAT if _needs_format_2(record) else FORMAT)
     match record:
-        case RunCreated(run_id, spec_json, config_hash, data_json):
-            created = pb.RunCreated(run_id=run_id, spec_json=spec_json, config_hash=config_hash, data_json=data_json)
-            message.run_created.CopyFrom(created)
+        case RunCreated():
+            message.run_created.CopyFrom(_created(record))
         case Claim(coordinator):
             message.claim.CopyFrom(pb.Claim(coordinator=coordinator))
         case Issue():
@@ -53,12 +52,11 @@ def encode_ledger(record: LedgerRecord) -> bytes:
 
 def decode_ledger(payload: bytes) -> LedgerRecord:
     """Raises: WireError: not a ledger record, or one of a kind this program does not know."""
-    m = parse(pb.LedgerRecord, payload, newest=SKIPPING_FORMAT)
+    m = parse(pb.LedgerRecord, payload, newest=LEDGER_FORMAT)
     try:
         match m.WhichOneof("record"):
             case "run_created":
-                r = m.run_created
-                return RunCreated(r.run_id, r.spec_json, r.config_hash, r.data_json)
+                return _created_from(m.run_created)
             case "claim":
                 return Claim(m.claim.coordinator)
             case "issue":
@@ -84,8 +82,8 @@ def encode_trainer(record: TrainerRecord) -> bytes:
             message.version.CopyFrom(
                 pb.Version(version=version_to_wire(version), uri=uri, manifest_hash=manifest_hash, chain=chain)
             )
-        case Checkpoint(k, lineage, path, checksum, chain):
-            message.checkpoint.CopyFrom(pb.Checkpoint(k=k, lineage=lineage, path=path, checksum=checksum, chain=chain))
+        case Checkpoint():
+            message.checkpoint.CopyFrom(_checkpoint(record))
         case TrainingFailed(lineage, reason):
             message.training_failed.CopyFrom(pb.TrainingFailed(lineage=lineage, reason=reason))
     return message.SerializeToString()
@@ -101,11 +99,42 @@ def decode_trainer(payload: bytes) -> TrainerRecord:
             v = m.version
             return Version(version_from_wire(v.version), v.uri, v.manifest_hash, v.chain)
         case "checkpoint":
-            c = m.checkpoint
-            return Checkpoint(c.k, c.lineage, c.path, c.checksum, c.chain)
+            return _checkpoint_from(m.checkpoint)
         case "training_failed":
             return TrainingFailed(m.training_failed.lineage, m.training_failed.reason)
     raise WireError("trainer record of a kind this program does not know")
+
+
+def _needs_format_2(record: LedgerRecord) -> bool:
+    if isinstance(record, RunCreated):
+        return record.origin is not None
+    return isinstance(record, Issue | Batch) and bool(record.skipped)
+
+
+def _created(record: RunCreated) -> pb.RunCreated:
+    message = pb.RunCreated(
+        run_id=record.run_id, spec_json=record.spec_json, config_hash=record.config_hash, data_json=record.data_json
+    )
+    if (o := record.origin) is not None:
+        origin = pb.Origin(run_id=o.run_id, checkpoint=_checkpoint(o.checkpoint), again=o.again, next_draw=o.next_draw)
+        message.origin.CopyFrom(origin)
+    return message
+
+
+def _created_from(m: pb.RunCreated) -> RunCreated:
+    o = m.origin
+    origin = Origin(o.run_id, _checkpoint_from(o.checkpoint), tuple(o.again), o.next_draw)
+    return RunCreated(
+        m.run_id, m.spec_json, m.config_hash, m.data_json, origin=origin if m.HasField("origin") else None
+    )
+
+
+def _checkpoint(c: Checkpoint) -> pb.Checkpoint:
+    return pb.Checkpoint(k=c.k, lineage=c.lineage, path=c.path, checksum=c.checksum, chain=c.chain)
+
+
+def _checkpoint_from(m: pb.Checkpoint) -> Checkpoint:
+    return Checkpoint(m.k, m.lineage, m.path, m.checksum, m.chain)
 
 
 def _issue(issue: Issue) -> pb.Issue:

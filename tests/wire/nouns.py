@@ -18,6 +18,7 @@ from sluice.types import (
     GroupStatus,
     Issue,
     Lineage,
+    Origin,
     PolicyVersion,
     Prompt,
     Rollout,
@@ -111,6 +112,8 @@ groups = st.builds(
     error=text,
 )
 
+checkpoints = st.builds(Checkpoint, uint64, uint64, text, text, text)
+origins = st.builds(Origin, text, checkpoints, st.lists(uint64, max_size=4).map(tuple), uint64)
 issues = st.builds(Issue, uint64, uint64, uint64, floors, st.lists(uint64, max_size=4).map(tuple))
 batches = st.builds(
     Batch,
@@ -129,7 +132,7 @@ batches = st.builds(
     skipped=uint64,
 )
 ledger_records = st.one_of(
-    st.builds(RunCreated, text, text, text),
+    st.builds(RunCreated, text, text, text, text, st.none() | origins),
     st.builds(Claim, text),
     issues,
     st.builds(Drop, st.lists(uint64, max_size=5).map(tuple), reasons),
@@ -139,6 +142,6 @@ ledger_records = st.one_of(
 trainer_records = st.one_of(
     st.builds(Lineage, uint64, text, uint64),
     st.builds(Version, versions, text, text, text),
-    st.builds(Checkpoint, uint64, uint64, text, text, text),
+    checkpoints,
     st.builds(TrainingFailed, uint64, text),
 )

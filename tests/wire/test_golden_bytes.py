@@ -22,6 +22,7 @@ from sluice.types import (
     GroupStatus,
     Issue,
     Lineage,
+    Origin,
     PolicyVersion,
     Prompt,
     Rollout,
@@ -96,6 +97,12 @@ SAMPLES: dict[str, Sample] = {
         False,
     ),
     "run_created": (RunCreated("run-1", '{"name":"x"}', "0123456789abcdef"), encode_ledger, decode_ledger, False),
+    "run_forked": (
+        RunCreated("run-2", "{}", "ef", "{}", Origin("run-1", Checkpoint(5, 1, "/c/5.1", "ef", "01"), (79, 300), 301)),
+        encode_ledger,
+        decode_ledger,
+        False,
+    ),
     "claim": (Claim("coordinator-1"), encode_ledger, decode_ledger, False),
     "issue": (Issue(11, 300, 3, Floors(15, 40)), encode_ledger, decode_ledger, False),
     "issue_with_skips": (Issue(11, 2, 3, Floors(15, 40), (12, 300)), encode_ledger, decode_ledger, False),
@@ -124,6 +131,9 @@ GOLDEN: dict[str, str] = {
         "6e65"
     ),
     "run_created": ("080112270a0572756e2d31120c7b226e616d65223a2278227d1a1030313233343536373839616263646566"),
+    "run_forked": (
+        "0802123a0a0572756e2d3212027b7d1a02656622027b7d2a250a0572756e2d311214080510011a062f632f352e31220265662a0230311a034fac0220ad02"
+    ),
     "claim": ("08011a0f0a0d636f6f7264696e61746f722d31"),
     "issue": ("0801220d080b10ac0218032204080f1028"),
     "issue_with_skips": ("08022211080b100218032204080f10282a030cac02"),

@@ -203,6 +203,7 @@ NOUNS: list[tuple[str, Any, set[str]]] = [
     ("PolicyVersion", rollouts_pb2.PolicyVersion, set()),
     ("VersionSpan", rollouts_pb2.VersionSpan, set()),
     ("RunCreated", ledger_pb2.RunCreated, set()),
+    ("Origin", ledger_pb2.Origin, set()),
     ("Claim", ledger_pb2.Claim, set()),
     ("Issue", ledger_pb2.Issue, set()),
     ("Floors", ledger_pb2.Floors, set()),

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from sluice.wire.v1 import rollouts_pb2 as sluice_dot_wire_dot_v1_dot_rollouts__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsluice/wire/v1/ledger.proto\x12\x0esluice.wire.v1\x1a\x1dsluice/wire/v1/rollouts.proto\"W\n\nRunCreated\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_hash\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\"\x1c\n\x05\x43laim\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\"*\n\x06\x46loors\x12\x0e\n\x06groups\x18\x01 \x01(\x04\x12\x10\n\x08rollouts\x18\x02 \x01(\x04\"o\n\x05Issue\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12&\n\x06\x66loors\x18\x04 \x01(\x0b\x32\x16.sluice.wire.v1.Floors\x12\x0f\n\x07skipped\x18\x05 \x03(\x04\"&\n\x04\x44rop\x12\x0e\n\x06groups\x18\x01 \x03(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x84\x01\n\nBatchGroup\x12\t\n\x01n\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x17\n\x0fgroups_sequence\x18\x04 \x01(\x04\x12\x30\n\x08rollouts\x18\x05 \x03(\x0b\x32\x1e.sluice.wire.v1.RolloutSummary\")\n\x0c\x44roppedGroup\x12\t\n\x01n\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb9\x01\n\x05Tally\x12\x0e\n\x06issued\x18\x01 \x01(\x04\x12\x0f\n\x07trained\x18\x02 \x01(\x04\x12\x33\n\x07\x64ropped\x18\x03 \x03(\x0b\x32\".sluice.wire.v1.Tally.DroppedEntry\x12\x15\n\rscored_groups\x18\x04 \x01(\x04\x12\x13\n\x0bkept_groups\x18\x05 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x8d\x01\n\rSamplingStats\x12\x0e\n\x06groups\x18\x01 \x01(\x04\x12\x10\n\x08rollouts\x18\x02 \x01(\x04\x12\x12\n\nreward_sum\x18\x03 \x01(\x01\x12\x0f\n\x07\x61\x63\x63_sum\x18\x04 \x01(\x01\x12\x12\n\nlength_sum\x18\x05 \x01(\x04\x12\x11\n\ttruncated\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\x04\"\xd7\x02\n\x05\x42\x61tch\x12\t\n\x01k\x18\x01 \x01(\x04\x12*\n\x06groups\x18\x02 \x03(\x0b\x32\x1a.sluice.wire.v1.BatchGroup\x12-\n\x07\x64ropped\x18\x03 \x03(\x0b\x32\x1c.sluice.wire.v1.DroppedGroup\x12\x0e\n\x06next_n\x18\x04 \x01(\x04\x12#\n\x04live\x18\x05 \x03(\x0b\x32\x15.sluice.wire.v1.Issue\x12&\n\x06\x66loors\x18\x06 \x01(\x0b\x32\x16.sluice.wire.v1.Floors\x12$\n\x05tally\x18\x07 \x01(\x0b\x32\x15.sluice.wire.v1.Tally\x12.\n\x07sampled\x18\x08 \x01(\x0b\x32\x1d.sluice.wire.v1.SamplingStats\x12\x0f\n\x07version\x18\t \x01(\x04\x12\x13\n\x0bgroups_seen\x18\n \x01(\x04\x12\x0f\n\x07skipped\x18\x0b \x01(\x04\"A\n\x0bStateChange\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x66ields_json\x18\x03 \x01(\t\"\xae\x02\n\x0cLedgerRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x31\n\x0brun_created\x18\x02 \x01(\x0b\x32\x1a.sluice.wire.v1.RunCreatedH\x00\x12&\n\x05\x63laim\x18\x03 \x01(\x0b\x32\x15.sluice.wire.v1.ClaimH\x00\x12&\n\x05issue\x18\x04 \x01(\x0b\x32\x15.sluice.wire.v1.IssueH\x00\x12$\n\x04\x64rop\x18\x05 \x01(\x0b\x32\x14.sluice.wire.v1.DropH\x00\x12&\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x15.sluice.wire.v1.BatchH\x00\x12\x33\n\x0cstate_change\x18\x07 \x01(\x0b\x32\x1b.sluice.wire.v1.StateChangeH\x00\x42\x08\n\x06record\"=\n\x07Lineage\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0f\n\x07trainer\x18\x02 \x01(\t\x12\x10\n\x08restored\x18\x03 \x01(\x04\"l\n\x07Version\x12.\n\x07version\x18\x01 \x01(\x0b\x32\x1d.sluice.wire.v1.PolicyVersion\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x15\n\rmanifest_hash\x18\x03 \x01(\t\x12\r\n\x05\x63hain\x18\x04 \x01(\t\"W\n\nCheckpoint\x12\t\n\x01k\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x04\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\x12\r\n\x05\x63hain\x18\x05 \x01(\t\"1\n\x0eTrainingFailed\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xee\x01\n\rTrainerRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12*\n\x07lineage\x18\x02 \x01(\x0b\x32\x17.sluice.wire.v1.LineageH\x00\x12*\n\x07version\x18\x03 \x01(\x0b\x32\x17.sluice.wire.v1.VersionH\x00\x12\x30\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x1a.sluice.wire.v1.CheckpointH\x00\x12\x39\n\x0ftraining_failed\x18\x05 \x01(\x0b\x32\x1e.sluice.wire.v1.TrainingFailedH\x00\x42\x08\n\x06recordb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsluice/wire/v1/ledger.proto\x12\x0esluice.wire.v1\x1a\x1dsluice/wire/v1/rollouts.proto\"j\n\x06Origin\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12.\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x1a.sluice.wire.v1.Checkpoint\x12\r\n\x05\x61gain\x18\x03 \x03(\x04\x12\x11\n\tnext_draw\x18\x04 \x01(\x04\"\x7f\n\nRunCreated\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_hash\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\x12&\n\x06origin\x18\x05 \x01(\x0b\x32\x16.sluice.wire.v1.Origin\"\x1c\n\x05\x43laim\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\"*\n\x06\x46loors\x12\x0e\n\x06groups\x18\x01 \x01(\x04\x12\x10\n\x08rollouts\x18\x02 \x01(\x04\"o\n\x05Issue\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12&\n\x06\x66loors\x18\x04 \x01(\x0b\x32\x16.sluice.wire.v1.Floors\x12\x0f\n\x07skipped\x18\x05 \x03(\x04\"&\n\x04\x44rop\x12\x0e\n\x06groups\x18\x01 \x03(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x84\x01\n\nBatchGroup\x12\t\n\x01n\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x17\n\x0fgroups_sequence\x18\x04 \x01(\x04\x12\x30\n\x08rollouts\x18\x05 \x03(\x0b\x32\x1e.sluice.wire.v1.RolloutSummary\")\n\x0c\x44roppedGroup\x12\t\n\x01n\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb9\x01\n\x05Tally\x12\x0e\n\x06issued\x18\x01 \x01(\x04\x12\x0f\n\x07trained\x18\x02 \x01(\x04\x12\x33\n\x07\x64ropped\x18\x03 \x03(\x0b\x32\".sluice.wire.v1.Tally.DroppedEntry\x12\x15\n\rscored_groups\x18\x04 \x01(\x04\x12\x13\n\x0bkept_groups\x18\x05 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x8d\x01\n\rSamplingStats\x12\x0e\n\x06groups\x18\x01 \x01(\x04\x12\x10\n\x08rollouts\x18\x02 \x01(\x04\x12\x12\n\nreward_sum\x18\x03 \x01(\x01\x12\x0f\n\x07\x61\x63\x63_sum\x18\x04 \x01(\x01\x12\x12\n\nlength_sum\x18\x05 \x01(\x04\x12\x11\n\ttruncated\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\x04\"\xd7\x02\n\x05\x42\x61tch\x12\t\n\x01k\x18\x01 \x01(\x04\x12*\n\x06groups\x18\x02 \x03(\x0b\x32\x1a.sluice.wire.v1.BatchGroup\x12-\n\x07\x64ropped\x18\x03 \x03(\x0b\x32\x1c.sluice.wire.v1.DroppedGroup\x12\x0e\n\x06next_n\x18\x04 \x01(\x04\x12#\n\x04live\x18\x05 \x03(\x0b\x32\x15.sluice.wire.v1.Issue\x12&\n\x06\x66loors\x18\x06 \x01(\x0b\x32\x16.sluice.wire.v1.Floors\x12$\n\x05tally\x18\x07 \x01(\x0b\x32\x15.sluice.wire.v1.Tally\x12.\n\x07sampled\x18\x08 \x01(\x0b\x32\x1d.sluice.wire.v1.SamplingStats\x12\x0f\n\x07version\x18\t \x01(\x04\x12\x13\n\x0bgroups_seen\x18\n \x01(\x04\x12\x0f\n\x07skipped\x18\x0b \x01(\x04\"A\n\x0bStateChange\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x66ields_json\x18\x03 \x01(\t\"\xae\x02\n\x0cLedgerRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x31\n\x0brun_created\x18\x02 \x01(\x0b\x32\x1a.sluice.wire.v1.RunCreatedH\x00\x12&\n\x05\x63laim\x18\x03 \x01(\x0b\x32\x15.sluice.wire.v1.ClaimH\x00\x12&\n\x05issue\x18\x04 \x01(\x0b\x32\x15.sluice.wire.v1.IssueH\x00\x12$\n\x04\x64rop\x18\x05 \x01(\x0b\x32\x14.sluice.wire.v1.DropH\x00\x12&\n\x05\x62\x61tch\x18\x06 \x01(\x0b\x32\x15.sluice.wire.v1.BatchH\x00\x12\x33\n\x0cstate_change\x18\x07 \x01(\x0b\x32\x1b.sluice.wire.v1.StateChangeH\x00\x42\x08\n\x06record\"=\n\x07Lineage\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0f\n\x07trainer\x18\x02 \x01(\t\x12\x10\n\x08restored\x18\x03 \x01(\x04\"l\n\x07Version\x12.\n\x07version\x18\x01 \x01(\x0b\x32\x1d.sluice.wire.v1.PolicyVersion\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x15\n\rmanifest_hash\x18\x03 \x01(\t\x12\r\n\x05\x63hain\x18\x04 \x01(\t\"W\n\nCheckpoint\x12\t\n\x01k\x18\x01 \x01(\x04\x12\x0f\n\x07lineage\x18\x02 \x01(\x04\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\x12\r\n\x05\x63hain\x18\x05 \x01(\t\"1\n\x0eTrainingFailed\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xee\x01\n\rTrainerRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12*\n\x07lineage\x18\x02 \x01(\x0b\x32\x17.sluice.wire.v1.LineageH\x00\x12*\n\x07version\x18\x03 \x01(\x0b\x32\x17.sluice.wire.v1.VersionH\x00\x12\x30\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x1a.sluice.wire.v1.CheckpointH\x00\x12\x39\n\x0ftraining_failed\x18\x05 \x01(\x0b\x32\x1e.sluice.wire.v1.TrainingFailedH\x00\x42\x08\n\x06recordb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,40 +34,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TALLY_DROPPEDENTRY']._loaded_options = None
   _globals['_TALLY_DROPPEDENTRY']._serialized_options = b'8\001'
-  _globals['_RUNCREATED']._serialized_start=78
-  _globals['_RUNCREATED']._serialized_end=165
-  _globals['_CLAIM']._serialized_start=167
-  _globals['_CLAIM']._serialized_end=195
-  _globals['_FLOORS']._serialized_start=197
-  _globals['_FLOORS']._serialized_end=239
-  _globals['_ISSUE']._serialized_start=241
-  _globals['_ISSUE']._serialized_end=352
-  _globals['_DROP']._serialized_start=354
-  _globals['_DROP']._serialized_end=392
-  _globals['_BATCHGROUP']._serialized_start=395
-  _globals['_BATCHGROUP']._serialized_end=527
-  _globals['_DROPPEDGROUP']._serialized_start=529
-  _globals['_DROPPEDGROUP']._serialized_end=570
-  _globals['_TALLY']._serialized_start=573
-  _globals['_TALLY']._serialized_end=758
-  _globals['_TALLY_DROPPEDENTRY']._serialized_start=712
-  _globals['_TALLY_DROPPEDENTRY']._serialized_end=758
-  _globals['_SAMPLINGSTATS']._serialized_start=761
-  _globals['_SAMPLINGSTATS']._serialized_end=902
-  _globals['_BATCH']._serialized_start=905
-  _globals['_BATCH']._serialized_end=1248
-  _globals['_STATECHANGE']._serialized_start=1250
-  _globals['_STATECHANGE']._serialized_end=1315
-  _globals['_LEDGERRECORD']._serialized_start=1318
-  _globals['_LEDGERRECORD']._serialized_end=1620
-  _globals['_LINEAGE']._serialized_start=1622
-  _globals['_LINEAGE']._serialized_end=1683
-  _globals['_VERSION']._serialized_start=1685
-  _globals['_VERSION']._serialized_end=1793
-  _globals['_CHECKPOINT']._serialized_start=1795
-  _globals['_CHECKPOINT']._serialized_end=1882
-  _globals['_TRAININGFAILED']._serialized_start=1884
-  _globals['_TRAININGFAILED']._serialized_end=1933
-  _globals['_TRAINERRECORD']._serialized_start=1936
-  _globals['_TRAINERRECORD']._serialized_end=2174
+  _globals['_ORIGIN']._serialized_start=78
+  _globals['_ORIGIN']._serialized_end=184
+  _globals['_RUNCREATED']._serialized_start=186
+  _globals['_RUNCREATED']._serialized_end=313
+  _globals['_CLAIM']._serialized_start=315
+  _globals['_CLAIM']._serialized_end=343
+  _globals['_FLOORS']._serialized_start=345
+  _globals['_FLOORS']._serialized_end=387
+  _globals['_ISSUE']._serialized_start=389
+  _globals['_ISSUE']._serialized_end=500
+  _globals['_DROP']._serialized_start=502
+  _globals['_DROP']._serialized_end=540
+  _globals['_BATCHGROUP']._serialized_start=543
+  _globals['_BATCHGROUP']._serialized_end=675
+  _globals['_DROPPEDGROUP']._serialized_start=677
+  _globals['_DROPPEDGROUP']._serialized_end=718
+  _globals['_TALLY']._serialized_start=721
+  _globals['_TALLY']._serialized_end=906
+  _globals['_TALLY_DROPPEDENTRY']._serialized_start=860
+  _globals['_TALLY_DROPPEDENTRY']._serialized_end=906
+  _globals['_SAMPLINGSTATS']._serialized_start=909
+  _globals['_SAMPLINGSTATS']._serialized_end=1050
+  _globals['_BATCH']._serialized_start=1053
+  _globals['_BATCH']._serialized_end=1396
+  _globals['_STATECHANGE']._serialized_start=1398
+  _globals['_STATECHANGE']._serialized_end=1463
+  _globals['_LEDGERRECORD']._serialized_start=1466
+  _globals['_LEDGERRECORD']._serialized_end=1768
+  _globals['_LINEAGE']._serialized_start=1770
+  _globals['_LINEAGE']._serialized_end=1831
+  _globals['_VERSION']._serialized_start=1833
+  _globals['_VERSION']._serialized_end=1941
+  _globals['_CHECKPOINT']._serialized_start=1943
+  _globals['_CHECKPOINT']._serialized_end=2030
+  _globals['_TRAININGFAILED']._serialized_start=2032
+  _globals['_TRAININGFAILED']._serialized_end=2081
+  _globals['_TRAINERRECORD']._serialized_start=2084
+  _globals['_TRAINERRECORD']._serialized_end=2322
 # @@protoc_insertion_point(module_scope)

@@ -7,17 +7,31 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Origin(_message.Message):
+    __slots__ = ("run_id", "checkpoint", "again", "next_draw")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DRAW_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    checkpoint: Checkpoint
+    again: _containers.RepeatedScalarFieldContainer[int]
+    next_draw: int
+    def __init__(self, run_id: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., again: _Optional[_Iterable[int]] = ..., next_draw: _Optional[int] = ...) -> None: ...
+
 class RunCreated(_message.Message):
-    __slots__ = ("run_id", "spec_json", "config_hash", "data_json")
+    __slots__ = ("run_id", "spec_json", "config_hash", "data_json", "origin")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
     DATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec_json: str
     config_hash: str
     data_json: str
-    def __init__(self, run_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., config_hash: _Optional[str] = ..., data_json: _Optional[str] = ...) -> None: ...
+    origin: Origin
+    def __init__(self, run_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., config_hash: _Optional[str] = ..., data_json: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("coordinator",)
