@@ -125,6 +125,10 @@ class TrainingView(View):
     version: str | None = None
     updates: int | None = Field(None, description="Optimizer updates of this step; 0 where no token was trainable.")
     updates_total: int | None = Field(None, description="Optimizer updates since the run began.")
+    gradient_overflows: int | None = Field(
+        None,
+        description="Gradients thrown away and made again, because they overflowed under the loss scale of float16.",
+    )
     lr: float | None = None
     loss: float | None = None
     policy_loss: float | None = None

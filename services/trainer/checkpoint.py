@@ -48,6 +48,8 @@ class CheckpointManifest:
     """DeepSpeed's shards are as many; other numbers of ranks read the universal form (`universal.py`)."""
     updated_steps: int | None = None
     """Training steps that made an update: where the learning rate stands. None: written before it was kept."""
+    lora: dict[str, Any] | None = None
+    """The settings of the adapters in it, and their base (`adapters.py`). None: it holds all weights."""
     format: int = FORMAT
     files: dict[str, dict[str, Any]] | None = None
     """Relative path → `bytes` and `blake2b` (hex, 256 bits); filled in when it is written."""

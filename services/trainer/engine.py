@@ -31,6 +31,9 @@ class UpdateEngine(Scorer, Protocol):
         """Add a micro-batch's gradient, averaged over ranks; `last` of the update's micro-batches."""
         ...
 
-    def step(self, lr: float) -> float:
-        """One optimizer update; returns the gradient norm before clipping, or NaN when the update was refused."""
+    def step(self, lr: float) -> float | None:
+        """One optimizer update; returns the gradient norm before clipping, NaN or Inf when the update was refused.
+
+        None: the gradient overflowed under a loss scale that is smaller now. The same gradient has to be made again.
+        """
         ...

@@ -36,6 +36,8 @@ class Outcome:
     updates: int
     grad_norms: tuple[float, ...]
     """Before clipping, of each update."""
+    overflows: int
+    """Gradients that were thrown away and made again, because they overflowed under the loss scale of float16."""
     sums: UpdateSums
     gap: GapSums
     trained_tokens: int
@@ -53,6 +55,7 @@ class Learner:
         self._preparation = Preparation(engine, ranks, self._rules, reference)
         self._sums: list[UpdateSums] = []
         self._gaps: list[GapSums] = []
+        self._overflows = 0
 
     def train(self, mini_batches: Sequence[Sequence[MicroBatch]], rate: Callable[[int], float]) -> Outcome:
         """One optimizer update a mini-batch and epoch; a mini-batch without a trained token makes none.
@@ -66,23 +69,34 @@ class Learner:
         Raises:
             DivergedError: a loss or a gradient norm is NaN or Inf; no update was made from it. Names the groups.
         """
-        self._sums, self._gaps = [], []
+        self._sums, self._gaps, self._overflows = [], [], 0
         prepared = self._preparation.prepare(mini_batches, self._epochs)
         self._measure(prepared)
         updates = [update for update in prepared if update.totals.tokens]
         norms: list[float] = []
         for update in updates * self._epochs:
-            self._accumulate(update, first=not norms)
-            norms.append(self._engine.step(rate(len(norms))))
+            norms.append(self._make(update, rate(len(norms)), first=not norms))
             self._check_norm(norms, update)
         return Outcome(
             updates=len(norms),
             grad_norms=tuple(norms),
+            overflows=self._overflows,
             sums=merge(self._ranks.gather(merge(self._sums, UpdateSums())), UpdateSums()),
             gap=merge(self._ranks.gather(merge(self._gaps, GapSums())), GapSums()),
             trained_tokens=sum(update.totals.tokens for update in updates),
             trained_sequences=sum(update.totals.sequences for update in updates),
         )
+
+    def _make(self, update: Update, lr: float, first: bool) -> float:
+        """One optimizer update, its gradient made again for as long as it overflows; returns its norm."""
+        seen = len(self._sums), len(self._gaps)
+        while True:
+            self._accumulate(update, first)
+            norm = self._engine.step(lr)
+            if norm is not None:
+                return norm
+            self._overflows += 1
+            del self._sums[seen[0] :], self._gaps[seen[1] :]
 
     def _accumulate(self, update: Update, first: bool) -> None:
         """The gradient of one mini-batch, and its statistics.

@@ -38,6 +38,10 @@ VERSION = _series.gauge("sluice_trainer_policy_version", "Number of the newest p
 LINEAGE = _series.gauge("sluice_trainer_lineage", "Lineage of this trainer.")
 STEPS = _series.counter("sluice_trainer_steps_total", "Training steps done by this process, replayed ones included.")
 UPDATES = _series.counter("sluice_trainer_updates_total", "Optimizer updates done by this process.")
+OVERFLOWS = _series.counter(
+    "sluice_trainer_gradient_overflows_total",
+    "Gradients thrown away and made again, because they overflowed under the loss scale of float16.",
+)
 STALENESS_VERSIONS = _series.histogram(
     "sluice_trainer_staleness_versions", "Staleness of each rollout when it is consumed.", buckets=STALENESS
 )
@@ -106,7 +110,7 @@ def serve(run: str, lineage: int) -> None:
     _served.run = run
     _served.sheet = TimeSheet(LOAD, lambda doing, seconds: TIME_SECONDS.labels(run, doing).inc(seconds))
     LINEAGE.labels(run).set(lineage)
-    for counter in (STEPS, UPDATES, PUBLISHED_BYTES):
+    for counter in (STEPS, UPDATES, OVERFLOWS, PUBLISHED_BYTES):
         counter.labels(run)
 
 
@@ -155,6 +159,7 @@ def observe(report: StepReport) -> None:
     run = _served.run
     STEPS.labels(run).inc()
     UPDATES.labels(run).inc(report.updates)
+    OVERFLOWS.labels(run).inc(report.outcome.overflows)
     TOKENS.labels(run, "prompt").inc(report.prompt_tokens)
     TOKENS.labels(run, "response").inc(report.response_tokens)
     TOKENS.labels(run, "computed").inc(report.computed_tokens)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.utils import logging as transformers_logging
 
+from services.trainer.adapters import Adapters, add_adapters, base_name
 from services.trainer.head import LogProbHead
 from services.trainer.packing import MicroBatch, PackingLimits
 from services.trainer.sharding import deepspeed_config, reference_config
@@ -20,7 +21,7 @@ from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from sluice.locations import model_folder
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of families that change logits after the head, which the chunked head does not do."""
 ATTENTION_UNIT_WIDTHS = 6
@@ -30,9 +31,15 @@ ATTENTION_UNIT_WIDTHS = 6
 class Policy(nn.Module):
     """Body and head of a causal model. Parameters keep the names that its checkpoint has (`names`)."""
 
-    def __init__(self, causal: Any, temperature: float, entropy_gradient: bool = False) -> None:
+    def __init__(
+        self, causal: Any, temperature: float, entropy_gradient: bool = False, adapters: Adapters | None = None
+    ) -> None:
         super().__init__()
-        self.names: Mapping[nn.Parameter, str] = {parameter: name for name, parameter in causal.named_parameters()}
+        self.adapters = adapters or Adapters()
+        self.names: Mapping[nn.Parameter, str] = {
+            **{parameter: base_name(name) for name, parameter in causal.named_parameters()},
+            **self.adapters.names,
+        }
         """Checkpoint name of each parameter; a tied head has that of the embedding."""
         self.body: Any = causal.base_model
         self.head = LogProbHead(causal.get_output_embeddings().weight, temperature, entropy_gradient)
@@ -62,7 +69,7 @@ class Policy(nn.Module):
 
 
 def load_policy(spec: RunSpec) -> Policy:
-    """The initial model (v0) in the trainer's dtype, without dropout, with the run's attention.
+    """The initial model (v0) in the trainer's dtype, without dropout, with the run's attention and adapters.
 
     With ZeRO-3 each rank keeps its shard of a parameter as soon as it is read: no rank ever holds the whole model.
     `torch.distributed` must have been joined.
@@ -71,11 +78,12 @@ def load_policy(spec: RunSpec) -> Policy:
         ConfigError: the folder holds no such model, or one that this trainer would train wrongly.
     """
     causal = _load_causal(spec, deepspeed_config(spec) if spec.trainer.zero_stage == 3 else None)
+    adapters = add_adapters(causal, spec.lora, spec.trainer.seed) if spec.lora.rank else None
     if spec.trainer.activation_checkpointing:
         old_name = causal.gradient_checkpointing_enable  # transformers renames it between its releases 5 and 6
         getattr(causal, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
     causal.train()  # activation checkpointing is off in eval mode
-    return Policy(causal, spec.rollout.temperature, entropy_gradient=spec.algorithm.entropy_coeff > 0)
+    return Policy(causal, spec.rollout.temperature, spec.algorithm.entropy_coeff > 0, adapters)
 
 
 def load_reference(spec: RunSpec) -> Policy:

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from services.trainer import metrics
+from services.trainer.adapters import trained_form
 from services.trainer.agenda import Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
@@ -42,6 +43,7 @@ class Recorder:
         self._verified: Checkpoint | None = claim.restored.record if claim.restored else None
         self._kept = [*claim.restored.older, claim.restored.record] if claim.restored else []
         self._world_size, self._address = world_size, weights_address
+        self._form = trained_form(claim.spec)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[Checkpoint] | None = None
 
@@ -70,6 +72,7 @@ class Recorder:
             optimizer_updates=progress.updates,
             world_size=self._world_size,
             updated_steps=progress.updated_steps,
+            lora=self._form,
         )
         self._sealing = self._disk.submit(self._store.commit, folder, manifest, self._agenda.records)
         self._agenda.saved()
@@ -97,6 +100,8 @@ class Recorder:
         metrics.observe(report)
         fields = report.fields()
         self._nats.call(publish_event(self._bus, self._claim.run_id, "step", fields), wait="step event")
+        if overflows := report.outcome.overflows:
+            self._log.warning("gradient_overflowed", step=report.batch.k, times=overflows, knob="model.trainer_dtype")
         shown = ("step", "loss", "grad_norm", "reward_mean_kept", "entropy", "staleness_max", "seconds")
         groups = [group.n for group in report.batch.groups]
         self._log.info("step", **{name: fields[name] for name in shown}, groups=groups)

@@ -71,6 +71,7 @@ class StepReport:
         return {
             "updates": outcome.updates,
             "updates_total": self.progress.updates,
+            "gradient_overflows": outcome.overflows,
             "lr": self.lr,
             "trained_tokens": outcome.trained_tokens,
             "trained_sequences": outcome.trained_sequences,

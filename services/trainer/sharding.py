@@ -8,6 +8,9 @@ import torch
 
 from sluice.config import RunSpec
 
+MIN_LOSS_SCALE = 1.0
+"""float16 gradients that overflow even at this scale have not overflowed because of it."""
+
 
 def deepspeed_config(spec: RunSpec, universal: bool = False) -> dict[str, Any]:
     """DeepSpeed's configuration of a run; with `universal` it loads checkpoints in that form.
@@ -24,7 +27,7 @@ def deepspeed_config(spec: RunSpec, universal: bool = False) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": spec.optim.grad_clip,
-        "bf16": {"enabled": spec.model.trainer_dtype == "bfloat16"},
+        **_precision(spec),
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -41,7 +44,17 @@ def reference_config(spec: RunSpec) -> dict[str, Any]:
         zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": spec.model.trainer_dtype == "bfloat16"},
+        **_precision(spec),
         "zero_optimization": zero,
         "steps_per_print": 1 << 60,
+    }
+
+
+def _precision(spec: RunSpec) -> dict[str, Any]:
+    """float16 comes with a loss scale that halves at each overflow, at once, and doubles after 1000 good updates."""
+    dtype = spec.model.trainer_dtype
+    scaled = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 1}
+    return {
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "fp16": {"enabled": dtype == "float16", **scaled, "min_loss_scale": MIN_LOSS_SCALE},
     }

@@ -11,12 +11,12 @@ from typing import Protocol
 from services.trainer import chain, metrics
 from services.trainer.agenda import Train
 from services.trainer.claim import Claim
+from services.trainer.engine import Scorer
 from services.trainer.fetching import Fetcher
 from services.trainer.learner import Learner
 from services.trainer.progress import LearningRate, Progress
 from services.trainer.publish import Publisher
 from services.trainer.ranks import Ranks
-from services.trainer.reference import ReferenceModel
 from services.trainer.report import StepReport
 from services.trainer.zero import ZeroEngine
 from sluice.types import PolicyVersion
@@ -63,7 +63,7 @@ class Trainer:
         claim: Claim,
         ranks: Ranks,
         engine: ZeroEngine,
-        reference: ReferenceModel | None,
+        reference: Scorer | None,
         fetcher: Fetcher,
         publisher: Publisher,
         witness: Witness | None,

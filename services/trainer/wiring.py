@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
+from services.trainer.adapters import check_trained_form
 from services.trainer.bus import NatsThread
 from services.trainer.claim import Claim
 from services.trainer.fetching import Fetcher
 from services.trainer.policy import load_policy, packing_limits
 from services.trainer.publish import Publisher
 from services.trainer.ranks import Ranks
-from services.trainer.reference import ReferenceModel
+from services.trainer.reference import reference_of_run
 from services.trainer.trainer import Saver, Trainer, Witness
 from services.trainer.zero import ZeroEngine
 from sluice.transport.nats import Bus
@@ -35,9 +36,11 @@ def make_trainer(
     """Load what the claim names. `witness` and `saver` are rank 0's, and None elsewhere.
 
     Raises:
-        ConfigError: the model cannot be loaded or trained.
+        ConfigError: the model cannot be loaded or trained, or the checkpoint holds something else than this run trains.
     """
     spec, restored = claim.spec, claim.restored
+    if restored is not None:
+        check_trained_form(restored.manifest.lora, spec, restored.record.path)
     policy = load_policy(spec)
     limits = packing_limits(policy, spec)
     engine = ZeroEngine(policy, spec, parts.device, universal=restored is not None and bool(restored.universal))
@@ -47,7 +50,7 @@ def make_trainer(
         claim=claim,
         ranks=parts.ranks,
         engine=engine,
-        reference=ReferenceModel.of_run(spec),
+        reference=reference_of_run(spec, engine),
         fetcher=Fetcher(parts.nats, parts.bus, parts.ranks, spec, limits),
         publisher=Publisher(weights_dir, claim),
         witness=witness,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from services.trainer.packing import MicroBatch
 from services.trainer.policy import Policy
 from services.trainer.ranks import Ranks, cuda_device
-from services.trainer.sharding import deepspeed_config
+from services.trainer.sharding import MIN_LOSS_SCALE, deepspeed_config
 from sluice.config import RunSpec
+from sluice.errors import ConfigError
 
 ENGINE_FOLDER = "engine"
 GATHER_BYTES = 128 << 20
@@ -49,15 +51,23 @@ class ZeroEngine:
         deepspeed = quiet_deepspeed()
         optim = spec.optim
         # Torch's fused AdamW exists for CPU and GPU; DeepSpeed's own would need a compiler at the first start.
-        optimizer = torch.optim.AdamW(
-            policy.parameters(), optim.lr, optim.betas, optim.eps, optim.weight_decay, fused=True
-        )
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, optim.lr, optim.betas, optim.eps, optim.weight_decay, fused=True)
         self.device = device
-        self._names = policy.names
+        self._names, self._adapters = policy.names, policy.adapters
         self._stage = spec.trainer.zero_stage
+        self._scaled = spec.model.trainer_dtype == "float16"
+        if self._scaled and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+            raise ConfigError(
+                f"model.trainer_dtype = 'float16' needs a device that computes in it, which {device} does not; "
+                f"use 'bfloat16' or 'float32'"
+            )
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=policy, optimizer=optimizer, config=deepspeed_config(spec, universal), dist_init_required=False
         )
+        if self._scaled:
+            # At the smallest scale an overflow is no matter of scales: it is told like any other one.
+            self._optimizer.loss_scaler.raise_error_at_min_scale = False
         self._engine.train()
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -80,30 +90,67 @@ class ZeroEngine:
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def step(self, lr: float) -> float:
-        """One optimizer update; returns the gradient norm before clipping, or NaN when the update was refused."""
+    def step(self, lr: float) -> float | None:
+        """One optimizer update; returns the gradient norm before clipping, NaN or Inf when the update was refused.
+
+        None: a float16 gradient overflowed under the loss scale, which is smaller now; no update was made of it.
+        """
         for group in self._optimizer.param_groups:
             group["lr"] = lr
+        if self._stage == 0:
+            return self._unsharded_step()
+        scale = float(self._optimizer.loss_scale) if self._scaled else MIN_LOSS_SCALE
         self._engine.step()
-        norm = self._engine.get_global_grad_norm()
-        return float(norm) if norm is not None and float(norm) >= 0.0 else float("nan")
+        norm = float(self._engine.get_global_grad_norm())
+        return None if scale > MIN_LOSS_SCALE and not math.isfinite(norm) else norm
+
+    def _unsharded_step(self) -> float:
+        """DeepSpeed clips at stage 0 too, but neither tells the norm nor refuses one that is not finite."""
+        norm = float(
+            torch.nn.utils.get_total_norm([p.grad for p in self._engine.module.parameters() if p.grad is not None])
+        )
+        if math.isfinite(norm):
+            self._engine.step()
+        else:
+            self._engine.zero_grad()
+        return norm
 
     def parameters(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """Whole parameters under the names of their checkpoint, a few at a time; valid until the next ones."""
+        """Whole parameters under the names of their checkpoint, a few at a time; valid until the next ones.
+
+        Adapters are merged into the weights that they belong to.
+        """
         module: nn.Module = self._engine.module
-        for block in _blocks(list(module.parameters())):
-            with self._gathered(block):
-                yield [(self._names[p], p.detach()) for p in block]
+        weights = [p for p in module.parameters() if p not in self._adapters.names]
+        for block in _blocks([[p, *self._adapters.matrices(p)] for p in weights]):
+            with self._gathered([p for unit in block for p in unit]):
+                yield [(self._names[unit[0]], self._adapters.merged(unit[0])) for unit in block]
+
+    def adapters(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """The same of adapters alone, unmerged, under the names that peft gives them."""
+        for block in _blocks([[p] for p in self._adapters.names]):
+            with self._gathered([p for unit in block for p in unit]):
+                yield [(self._names[p], p.detach()) for unit in block for p in unit]
+
+    def without_adapters(self) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile log-probs are those of the initial model."""
+        return self._adapters.off()
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards of masters, optimizer states and parameters, and its random state, to `folder`."""
+        """Write this rank's shards of what is trained, with masters and optimizer states, and its random state."""
         self._engine.save_checkpoint(
-            str(folder), tag=ENGINE_FOLDER, client_state={"torch_rng": torch.get_rng_state()}, save_latest=False
+            str(folder),
+            tag=ENGINE_FOLDER,
+            client_state={"torch_rng": torch.get_rng_state()},
+            save_latest=False,
+            exclude_frozen_parameters=bool(self._adapters.names),
         )
 
     def load(self, folder: Path) -> None:
         """Read back what `save` wrote with the same number of ranks, or its universal form."""
-        _, client_state = self._engine.load_checkpoint(str(folder), tag=ENGINE_FOLDER)
+        _, client_state = self._engine.load_checkpoint(
+            str(folder), tag=ENGINE_FOLDER, load_module_strict=not self._adapters.names
+        )
         torch.set_rng_state(client_state["torch_rng"])
 
     def _gathered(self, block: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
@@ -119,17 +166,19 @@ def rank_device(on_gpu: bool, local_rank: int) -> torch.device:
     return cuda_device(local_rank) if on_gpu else torch.device("cpu")
 
 
-def _blocks(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    block: list[nn.Parameter] = []
+def _blocks(units: list[list[nn.Parameter]]) -> Iterator[list[list[nn.Parameter]]]:
+    """Units of parameters that are needed together, as many at a time as fit."""
+    block: list[list[nn.Parameter]] = []
     size = 0
-    for parameter in parameters:
-        nbytes = int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
+    for unit in units:
+        nbytes = sum(int(getattr(p, "ds_numel", p.numel())) * p.element_size() for p in unit)
         if block and size + nbytes > GATHER_BYTES:
             yield block
             block, size = [], 0
-        block.append(parameter)
+        block.append(unit)
         size += nbytes
-    yield block
+    if block:
+        yield block
 
 
 def quiet_deepspeed() -> Any:

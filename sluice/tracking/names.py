@@ -53,6 +53,7 @@ STEP = {
     "mean_token_probability": "actor/mean_token_probability",
     "updates": "actor/updates",
     "updates_total": "actor/updates_total",
+    "gradient_overflows": "actor/gradient_overflows",
     "groups": "actor/groups",
     "trained_sequences": "actor/trained_sequences",
     "overlong_filtered": "actor/overlong_filtered",

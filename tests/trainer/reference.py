@@ -135,7 +135,7 @@ class PlainTrainer:
             loss = loss - a.entropy_coeff * self._aggregate(rows, entropy)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        gradient = {name: p.grad.clone() for name, p in self.model.named_parameters()}
+        gradient = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.requires_grad}
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.grad_clip)
         self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.step()

@@ -13,7 +13,7 @@ from torch import Tensor
 from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner
 from services.trainer.ranks import Ranks
-from services.trainer.reference import ReferenceModel
+from services.trainer.reference import reference_of_run
 from sluice.config import RunSpec
 from sluice.errors import DivergedError
 from tests.trainer import several_ranks
@@ -108,8 +108,9 @@ def test_the_kl_term_pulls_towards_the_initial_model_which_is_sharded_or_in_host
         assert distance(found, wanted.gradient) < SAME
 
 
-def test_without_a_kl_term_there_is_no_reference_model_in_memory(tiny_model: Path) -> None:
-    assert ReferenceModel.of_run(make_spec(tiny_model)) is None
+def test_without_a_kl_term_there_is_no_reference_model_in_memory(tiny_model: Path, one_rank: Ranks) -> None:
+    spec = make_spec(tiny_model)
+    assert reference_of_run(spec, GradientProbe(spec)) is None
 
 
 def test_several_updates_keep_the_anchor_of_the_first(tiny_model: Path, one_rank: Ranks) -> None:

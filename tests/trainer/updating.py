@@ -12,7 +12,7 @@ from services.trainer.fetching import assemble_share, plan_share
 from services.trainer.learner import Learner, Outcome
 from services.trainer.policy import load_policy, packing_limits
 from services.trainer.ranks import Ranks
-from services.trainer.reference import ReferenceModel
+from services.trainer.reference import reference_of_run
 from services.trainer.zero import ZeroEngine
 from sluice.config import RunSpec
 from sluice.types import Batch, Rollout
@@ -35,8 +35,8 @@ class GradientProbe(ZeroEngine):
     def step(self, lr: float) -> float:
         from deepspeed.utils import safe_get_full_grad
 
-        parameters = self._engine.module.parameters()
-        self.gradients.append({self._names[p]: safe_get_full_grad(p).clone() for p in parameters})
+        trained = [p for p in self._engine.module.parameters() if p.requires_grad]
+        self.gradients.append({self._names[p]: safe_get_full_grad(p).clone() for p in trained})
         return super().step(lr)
 
 
@@ -56,7 +56,7 @@ def train_batch(
     """This rank's part of one training step."""
     plan = plan_share(batch, spec, ranks.rank, ranks.world_size)
     share = assemble_share(plan, rollouts, spec, engine.limits)
-    learner = Learner(engine, ranks, spec, ReferenceModel.of_run(spec))
+    learner = Learner(engine, ranks, spec, reference_of_run(spec, engine))
     return learner.train(share.mini_batches, lambda _: LR)
 
 
