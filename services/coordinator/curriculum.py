@@ -103,6 +103,8 @@ class Curriculum:
         self._draws = Draws()
         self._open: dict[int, Drawn] = {}
         """Issued groups that no record has settled."""
+        self.lots: Counter[DropReason] = Counter()
+        """How many prompts are drawn by lot at present, by what their last groups were: all correct, or all wrong."""
 
     # ---------------------------------------------------------------- deciding
 
@@ -128,14 +130,17 @@ class Curriculum:
     def chance(self, row: int) -> float:
         """How likely this row is to be issued at its next turn, as far as the records go: 1, or the lot's."""
         shown = self.rows.get(row)
-        return self.rule.return_probability if shown is not None and self._by_lot(shown) else 1.0
+        return 1.0 if shown is None or self._lot(shown) is None else self.rule.return_probability
 
     def _passes_over(self, draw: int) -> bool:
         return chance_of(self._seed, draw) >= self.chance(self._row_of(draw))
 
-    def _by_lot(self, shown: Shown) -> bool:
-        limit = self.rule.skip_all_correct_after if shown.streak > 0 else self.rule.skip_all_wrong_after
-        return limit is not None and abs(shown.streak) >= limit
+    def _lot(self, shown: Shown) -> DropReason | None:
+        """Why this prompt is drawn by lot, or None."""
+        correct, wrong = self.rule.skip_all_correct_after, self.rule.skip_all_wrong_after
+        if correct is not None and shown.streak >= correct:
+            return DropReason.ALL_CORRECT
+        return DropReason.ALL_WRONG if wrong is not None and -shown.streak >= wrong else None
 
     # ---------------------------------------------------------------- what has happened
 
@@ -157,11 +162,6 @@ class Curriculum:
         """Data source and difficulty of a group that is not settled on record."""
         drawn = self._open.get(n)
         return None if drawn is None else (self._source_of(drawn.row), drawn.difficulty)
-
-    def lots(self) -> tuple[int, int]:
-        """How many prompts are drawn by lot at present: after all-correct groups, and after all-wrong ones."""
-        streaks = Counter(shown.streak > 0 for shown in self.rows.values() if self._by_lot(shown))
-        return streaks[True], streaks[False]
 
     @property
     def draws(self) -> int:
@@ -203,7 +203,9 @@ class Curriculum:
         shown, weight = self.rows[drawn.row], 1 / drawn.chance
         shown.scored += 1
         shown.kept += kept
+        before = self._lot(shown)
         shown.streak = (shown.streak if shown.streak * turn > 0 else 0) + turn
+        self._move(before, self._lot(shown))
         if acc is not None:
             shown.judged += 1
             shown.acc_sum += acc
@@ -212,6 +214,11 @@ class Curriculum:
         sums.kept += kept
         sums.scored_weight += weight
         sums.kept_weight += weight * kept
+
+    def _move(self, before: DropReason | None, after: DropReason | None) -> None:
+        for lot, change in ((before, -1), (after, 1)):
+            if lot is not None:
+                self.lots[lot] += change
 
 
 def _turn(accs: Iterable[float]) -> int:

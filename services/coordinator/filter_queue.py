@@ -144,10 +144,20 @@ class FilterQueue:
     def plan_end(self, reason: DropReason) -> list[Drop]:
         """Settle everything on record, because the run ends: what is live, and what the filter has dropped."""
         drops = [Drop(tuple(self.live), reason)] if self.live else []
+        return drops + list(self._filtered())
+
+    def plan_recorded(self) -> Drop | None:
+        """Drops by the filter that no record names, once there are as many as a batch has groups.
+
+        The next BATCH names them anyhow; this is for those who learn from records and cannot wait for one.
+        """
+        return next(self._filtered()) if len(self._books.unrecorded) >= self.rules.batch_size else None
+
+    def _filtered(self) -> Iterator[Drop]:
         by_reason: dict[DropReason, list[int]] = {}
-        for n, filtered in self._books.unrecorded.items():
-            by_reason.setdefault(filtered, []).append(n)
-        return drops + [Drop(tuple(groups), filtered) for filtered, groups in by_reason.items()]
+        for n, reason in self._books.unrecorded.items():
+            by_reason.setdefault(reason, []).append(n)
+        return (Drop(tuple(groups), reason) for reason, groups in by_reason.items())
 
     def _room(self) -> int:
         if self.rules.rounds:

@@ -118,6 +118,8 @@ async def take_step(run: Run) -> bool:
         await end(run, reason)
     elif run.unscored_in_a_row >= UNSCORED_LIMIT:
         await run.change_state(RunState.PAUSED, no_verdicts(run))
+    elif run.history.spec.curriculum.skips and (drop := queue.plan_recorded()):
+        await run.append(drop)
     elif issue := queue.plan_issue():
         await run.issue(issue)
     elif drop := queue.plan_drop():

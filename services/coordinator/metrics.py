@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from services.coordinator.bottleneck import Part
+from services.coordinator.curriculum import Difficulty
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.status import LiveStatus
@@ -26,6 +27,7 @@ class CoordinatorMetrics:
         self._over: set[str] = set()
         """Held runs that have ended: their state changes no more, whoever looks after them."""
         self._count_groups()
+        self._count_prompts()
         self._measure_batches()
         self._show_run()
         self._show_waits()
@@ -53,6 +55,22 @@ class CoordinatorMetrics:
             "Length of each response of a scored group, by what the filter decided: kept, dropped.",
             "decision",
             buckets=TOKENS,
+        )
+
+    def _count_prompts(self) -> None:
+        """A data source of its own for the commonest ones, and `other`; five difficulties."""
+        counter, gauge = self._series.counter, self._series.gauge
+        by = ("data_source", "difficulty")
+        self.prompt_groups = counter(
+            "sluice_prompt_groups_total",
+            "Scored groups by data source, and by how often the policy had been right at the prompt before: unseen, "
+            "always_wrong, mostly_wrong, mostly_right, always_right.",
+            *by,
+        )
+        self.prompt_groups_kept = counter("sluice_prompt_groups_kept_total", "Those that the filter kept.", *by)
+        self.skipped = counter("sluice_prompts_skipped_total", "Draws of the data order that the curriculum skipped.")
+        self.lots = gauge(
+            "sluice_prompts_by_lot", "Prompts that return by chance only, by their last groups.", "outcome"
         )
 
     def _measure_batches(self) -> None:
@@ -141,6 +159,7 @@ class CoordinatorMetrics:
         self.bound.labels(run=run_id).set(history.spec.asynchrony.max_staleness)
         for counter in (self.issued, self.scored, self.kept, self.dead_letters, self.batches, self.training_failures):
             counter.labels(run=run_id)
+        self.skipped.labels(run=run_id)
         for reason in DropReason:
             self.dropped.labels(run=run_id, reason=str(reason))
         self.observe_state(run_id, history.state)
@@ -167,6 +186,17 @@ class CoordinatorMetrics:
                 lengths.observe(rollout.length)
         if seconds is not None:
             self.group_seconds.labels(run=run_id).observe(seconds)
+
+    def observe_prompt(self, run_id: str, data_source: str, difficulty: Difficulty, kept: bool) -> None:
+        """A scored group came from a prompt of this data source, which was so difficult before."""
+        labels = {"run": run_id, "data_source": data_source, "difficulty": str(difficulty)}
+        self.prompt_groups.labels(**labels).inc()
+        self.prompt_groups_kept.labels(**labels).inc(kept)
+
+    def observe_lots(self, run_id: str, lots: Mapping[DropReason, int]) -> None:
+        """So many prompts return by chance only."""
+        for outcome in (DropReason.ALL_CORRECT, DropReason.ALL_WRONG):
+            self.lots.labels(run=run_id, outcome=str(outcome)).set(lots.get(outcome, 0))
 
     def observe_batch(self, run_id: str, view: BatchView, full_seconds: float) -> None:
         """A batch was emitted that had been full for `full_seconds`."""

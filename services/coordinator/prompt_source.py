@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from sluice.config import RunSpec
 from sluice.data import PromptTable, check_unchanged, load_prompts, seed_of, stop_token_ids, tokenizer_of
 from sluice.types import Prompt, Sampling
 
+SOURCE_LABELS = 15
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
@@ -22,6 +25,8 @@ class PromptSource:
     table: PromptTable
     stop_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
+    common_sources: frozenset[str]
+    """The data sources with the most prompts, which metrics tell apart."""
 
     @classmethod
     async def load(cls, history: RunHistory) -> PromptSource:
@@ -34,7 +39,12 @@ class PromptSource:
         check_unchanged(history.data_manifest, table)
         stops = await asyncio.to_thread(stop_token_ids, history.spec)
         tokenizer = await asyncio.to_thread(tokenizer_of, history.spec)
-        return cls(table, stops, tokenizer)
+        rows = await asyncio.to_thread(lambda: Counter(map(table.data_source, range(len(table)))))
+        return cls(table, stops, tokenizer, frozenset(source for source, _ in rows.most_common(SOURCE_LABELS)))
+
+    def source_label(self, data_source: str) -> str:
+        """`data_source`, or `other`: metrics have a bounded number of labels."""
+        return data_source if data_source in self.common_sources else "other"
 
     def text(self, token_ids: Iterable[int]) -> str:
         """A response as verifiers and people read it."""

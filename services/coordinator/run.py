@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from services.coordinator.board import StatusBoard
+from services.coordinator.curriculum import Curriculum
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter
@@ -36,6 +37,7 @@ from sluice.types import (
     Drop,
     DropReason,
     Group,
+    GroupStatus,
     Issue,
     LedgerRecord,
     RunState,
@@ -56,6 +58,7 @@ class Run:
 
     prompts: PromptSource
     queue: FilterQueue
+    curriculum: Curriculum
 
     def __init__(self, bus: Bus, run_id: str, board: StatusBoard, log: Logger, metrics: CoordinatorMetrics) -> None:
         self.bus, self.board, self.metrics = bus, board, metrics
@@ -67,6 +70,8 @@ class Run:
         self.unscored_in_a_row = 0
         """Groups without verdicts since the last one that had them; a verifier that always fails scores nothing."""
         self.verifier_error = ""
+        self._told: list[Issue | Drop | Batch] = []
+        """Records read at the claim that the curriculum has yet to fold: it needs the data set."""
         self._said: set[str] = set()
         """Waits that the log has named since they began."""
         self._overdue: set[str] = set()
@@ -92,6 +97,8 @@ class Run:
         """
         for entry in await self._ledger.read():
             self.history.fold_ledger(entry)
+            if isinstance(entry.record, Issue | Drop | Batch):
+                self._told.append(entry.record)
         await self.append(Claim(coordinator))
 
     async def rebuild(self) -> None:
@@ -104,6 +111,8 @@ class Run:
         for trainer_entry in await self._trainer.read():
             history.fold_trainer(trainer_entry)
         self.prompts = await PromptSource.load(history)
+        self.curriculum = self.prompts.curriculum(history.spec)
+        await asyncio.to_thread(self._recall)
         self.queue = FilterQueue.restore(QueueRules.of(history.spec, len(self.prompts.table)), history.last_batch)
         self.queue.generation_limit = history.generation_limit
         for record in history.since_batch:
@@ -116,6 +125,11 @@ class Run:
         if history.state in (RunState.RUNNING, RunState.PAUSED):
             await self.publish_prompts(n for n in list(self.queue.in_flight_groups()) if n not in published)
 
+    def _recall(self) -> None:
+        for record in self._told:
+            self.curriculum.fold(record)
+        self._told.clear()
+
     # ---------------------------------------------------------------- records, each stored before it counts
 
     async def append(self, record: LedgerRecord) -> None:
@@ -124,12 +138,16 @@ class Run:
         self.history.fold_ledger(Entry(sequence, record, datetime.now(UTC)))
         if isinstance(record, Issue | Drop | Batch):
             self.queue.commit(record)
+            self.curriculum.fold(record)
 
-    async def issue(self, issue: Issue) -> None:
+    async def issue(self, planned: Issue) -> None:
+        """Issue what was planned, but for draws that the curriculum passes over."""
+        issue = self.curriculum.choose(planned, self.queue.rules.data_limit)
         await self.append(issue)
         numbers = range(issue.first, issue.first + issue.count)
         self.clocks.issued_at |= dict.fromkeys(numbers, time.monotonic())
         self.metrics.issued.labels(run=self.id).inc(issue.count)
+        self.metrics.skipped.labels(run=self.id).inc(len(issue.skipped))
         await self.publish_prompts(numbers)
 
     async def publish_prompts(self, numbers: Iterable[int]) -> None:
@@ -204,6 +222,9 @@ class Run:
             what = {"reason": str(reason)} if reason else {}
             self.log.info("group_dropped" if reason else "group_kept", group=group.n, **what)
         self.metrics.observe_group(self.id, group, reason, None if started is None else now - started)
+        if group.status is GroupStatus.SCORED and (drawn := self.curriculum.drawn(group.n)):
+            source, difficulty = drawn
+            self.metrics.observe_prompt(self.id, self.prompts.source_label(source), difficulty, kept=reason is None)
 
     def dead_letter(self, sequence: int, error: WireError) -> None:
         """A GROUPS message that nobody can read: counted and named, its group stays in flight."""
@@ -225,6 +246,7 @@ class Run:
         self.meter.beat(beat.staff, self.queue.tally, running=self.history.state is RunState.RUNNING)
         status = status_of(self.history, self.queue, self.clocks, self.meter, beat)
         self.metrics.observe_status(self.history, self.queue, status)
+        self.metrics.observe_lots(self.id, self.curriculum.lots)
         await self.board.show(self.id, status)
         for wait in _new(status.waits, self._said, REMIND_SECONDS):
             self.log.info("waiting", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
