@@ -45,8 +45,17 @@ RULES: tuple[tuple[str, dict[str, dict[str, Any]]], ...] = (
         {"trainer": {"updates_per_step": 3}},
     ),
     (
-        "`trainer.max_tokens_per_micro_batch` holds one row: `data.max_prompt_length` + `rollout.max_response_length`.",
+        "`trainer.max_tokens_per_micro_batch`, times `trainer.sequence_parallel`, holds one row: "
+        "`data.max_prompt_length` + `rollout.max_response_length`.",
         {"trainer": {"max_tokens_per_micro_batch": 8}},
+    ),
+    (
+        '`model.attention = "flash_attention_2"` needs `trainer.prefix_sharing = false`: it knows no masks.',
+        {"model": {"attention": "flash_attention_2"}},
+    ),
+    (
+        '`trainer.sequence_parallel` above 1 needs `model.attention = "sdpa"` or `"flash_attention_2"`.',
+        {"model": {"attention": "eager"}, "trainer": {"sequence_parallel": 2}},
     ),
     (
         "`trainer.offload_parameters` needs `trainer.zero_stage = 3`, and `trainer.offload_optimizer` 1 or more.",

@@ -60,10 +60,10 @@ class RunSpec(Section):
         row = self.data.max_prompt_length + self.rollout.max_response_length
         if self.micro_batch_tokens < row:
             shared = self.trainer.sequence_parallel
+            times = f" × trainer.sequence_parallel = {shared}" if shared > 1 else ""
             raise ValueError(
-                f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch}"
-                f"{f' on each of trainer.sequence_parallel = {shared} ranks' if shared > 1 else ''} cannot hold one row "
-                f"of data.max_prompt_length + rollout.max_response_length = {row} tokens"
+                f"trainer.max_tokens_per_micro_batch = {self.trainer.max_tokens_per_micro_batch}{times} cannot hold "
+                f"one row of data.max_prompt_length + rollout.max_response_length = {row} tokens"
             )
         return self
 

@@ -189,8 +189,8 @@ class TrainerConfig(Section):
     sequence_parallel: int = Field(
         1,
         ge=1,
-        description="Ranks that share each micro-batch, every one with its part of all rows (Ulysses). Their number must "
-        "divide the number of ranks; a row then may be as long as all their token budgets together.",
+        description="Ranks that share each micro-batch, every one with its part of all rows (Ulysses). It divides the "
+        "number of ranks; a row may be as long as all their token budgets together.",
     )
     prefix_sharing: bool = Field(
         True,
