@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, SluiceError, TransientError
+from sluice.prompt_views import PromptsView
 from sluice.secrets import HIDDEN, PERCENT_ENCODE, redact_url
 from sluice.views import (
     CheckpointView,
@@ -114,6 +115,12 @@ class RunsClient:
 
     async def group(self, run_id: str, n: int) -> GroupDetailView:
         return await self._one(GroupDetailView, "GET", f"/v1/runs/{run_id}/groups/{n}")
+
+    async def prompts(self, run_id: str, after: int = -1, limit: int = PAGE) -> PromptsView:
+        """Counts of a run's prompts, and the history of rows > `after`, at most `limit` (up to 1000)."""
+        return await self._one(
+            PromptsView, "GET", f"/v1/runs/{run_id}/prompts", params={"after": after, "limit": limit}
+        )
 
     async def versions(self, run_id: str) -> tuple[VersionView, ...]:
         return tuple(await self._many(VersionView, f"/v1/runs/{run_id}/versions"))

@@ -16,6 +16,7 @@ from services.coordinator import api_meta, api_problems, api_routes
 from services.coordinator.api_access import TokenCheck
 from services.coordinator.api_body import add_run_spec_schema
 from sluice.config import RunSpec
+from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
     EventView,
@@ -71,6 +72,14 @@ class RunDirectory(Protocol):
 
     async def group(self, run_id: str, n: int) -> GroupDetailView:
         """One group with its provenance. Raises: MissingError: n was never issued."""
+        ...
+
+    async def prompts(self, run_id: str, after: int, limit: int) -> PromptsView:
+        """Counts of the run's prompts, and the history of rows > `after`, lowest first.
+
+        Raises:
+            ConfigError: the run's data set is not there, or has changed (422).
+        """
         ...
 
     def events(self, run_id: str, last_event_id: int) -> AsyncIterator[EventView]:

@@ -11,6 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, read_run_spec
 from services.coordinator.api_problems import responses
 from sluice.config import RunSpec
+from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
     GroupDetailView,
@@ -119,6 +120,12 @@ async def get_group(
 ) -> GroupDetailView:
     """One group with its provenance: prompt, text, verdicts, versions, reason."""
     return await runs.group(run_id, n)
+
+
+@router.get("/runs/{run_id}/prompts", tags=["progress"], responses=ONE_RUN)
+async def list_prompts(runs: Runs, run_id: RunId, after: After = -1, limit: Limit = 100) -> PromptsView:
+    """What the run's prompts have shown so far: keep rates by data source and difficulty, and each prompt's history."""
+    return await runs.prompts(run_id, after, limit)
 
 
 @router.get("/runs/{run_id}/versions", tags=["progress"], responses=ONE_RUN)

@@ -15,6 +15,8 @@ from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
 from services.coordinator.groups import GroupReader
 from services.coordinator.history import RunHistory
+from services.coordinator.prompt_source import SourceShelf
+from services.coordinator.prompts import PromptReader
 from services.coordinator.rules import batch_room, rollouts_room
 from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
@@ -23,6 +25,7 @@ from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec
 from sluice.data import check_model, load_prompts, manifest_of
 from sluice.errors import ConfigError, FencedError
+from sluice.prompt_views import PromptsView
 from sluice.transport.log import follow_stream, ledger_log, read_stream
 from sluice.transport.nats import Bus
 from sluice.types import RunCreated, RunState
@@ -47,7 +50,8 @@ class Directory:
 
     def __init__(self, bus: Bus, runs: RunReader, board: StatusBoard, allow_remote_code: bool) -> None:
         self._bus, self._runs, self._board = bus, runs, board
-        self._groups = GroupReader(bus)
+        sources = SourceShelf()
+        self._groups, self._prompts = GroupReader(bus, sources), PromptReader(bus, sources)
         self._allow_remote_code = allow_remote_code
 
     async def create(self, spec: RunSpec, idempotency_key: str | None) -> RunView:
@@ -95,6 +99,9 @@ class Directory:
                 f"run {run_id} has no group {n}; {history.next_n} were issued", field="n", value=n, limit=history.next_n
             )
         return await self._groups.detail(history, n)
+
+    async def prompts(self, run_id: str, after: int, limit: int) -> PromptsView:
+        return await self._prompts.read(await self._history(run_id), after, limit)
 
     async def events(self, run_id: str, last_event_id: int) -> AsyncIterator[EventView]:
         history = await self._history(run_id)

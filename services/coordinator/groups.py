@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nats.js.errors import NotFoundError
 
 from services.coordinator.history import RunHistory
-from services.coordinator.prompt_source import PromptSource
+from services.coordinator.prompt_source import PromptSource, SourceShelf
 from sluice.algorithms.dynamic_sampling import drop_reason
 from sluice.errors import WireError
 from sluice.transport.nats import Bus
@@ -21,9 +21,8 @@ from sluice.wire.codec import decode_group
 class GroupReader:
     """Reads single groups by their own subject; prompts come from the data set, which is kept in memory once asked."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._sources: dict[str, PromptSource] = {}
+    def __init__(self, bus: Bus, sources: SourceShelf) -> None:
+        self._bus, self._sources = bus, sources
 
     async def list(self, history: RunHistory, after: int, limit: int) -> Sequence[GroupView]:
         """Groups n > `after`, lowest first."""
@@ -33,8 +32,7 @@ class GroupReader:
     async def detail(self, history: RunHistory, n: int) -> GroupDetailView:
         """Group n with its prompt, verdicts and versions."""
         stored = await self._stored(history.run_id, n)
-        source = self._sources.get(history.run_id) or await PromptSource.load(history)
-        self._sources[history.run_id] = source
+        source = await self._sources.of(history)
         prompt = source.prompt(history, n, history.version_of(n))
         view = _view(history, n, stored).model_dump() | {
             "index": prompt.index,

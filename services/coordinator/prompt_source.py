@@ -85,3 +85,18 @@ class PromptSource:
             seed=seed_of(spec.trainer.seed, n),
             min_version=version,
         )
+
+
+class SourceShelf:
+    """Data sets of runs that somebody asked about, kept in memory: all who ask about a run share one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, PromptSource] = {}
+        self._loading = asyncio.Lock()
+
+    async def of(self, history: RunHistory) -> PromptSource:
+        """Raises: ConfigError: as `PromptSource.load`."""
+        async with self._loading:
+            if history.run_id not in self._known:
+                self._known[history.run_id] = await PromptSource.load(history)
+            return self._known[history.run_id]

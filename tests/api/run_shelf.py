@@ -14,6 +14,7 @@ from services.coordinator.api import create_app
 from services.coordinator.api_problems import ConflictError, MissingError
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, TransientError
+from sluice.prompt_views import PromptsView
 from sluice.types import RunState
 from sluice.views import (
     BatchView,
@@ -102,6 +103,10 @@ class RunShelf:
     async def groups(self, run_id: str, after: int, limit: int) -> Sequence[GroupView]:
         await self.get(run_id)
         return [GroupView(n=n, state="in_flight", version=0) for n in range(after + 1, 5)][:limit]
+
+    async def prompts(self, run_id: str, after: int, limit: int) -> PromptsView:
+        await self.get(run_id)
+        return PromptsView(rows=5, seen=0, draws=0, skipped=0, by_lot={}, keep_rates=(), prompts=())
 
     async def group(self, run_id: str, n: int) -> GroupDetailView:
         await self.get(run_id)
