@@ -11,6 +11,7 @@ IDLE = "idle"
 CALLED = {
     "weight_sync": "weight_sync",
     "generate": "generate",
+    "evaluation": "evaluate",
     "policy_version": "weight_sync",
     "reward": "reward",
     "group": "store",
@@ -18,7 +19,8 @@ CALLED = {
 """What goes on, and how the worker's time is called meanwhile; the first that goes on counts.
 
 An engine that is paused for new weights generates nothing, whatever its groups wait for. One that generates is not
-held up by the groups that wait for verdicts beside. A group that does none of these is being stored.
+held up by the groups that wait for verdicts beside. A worker that is reserved for an evaluation evaluates, once its
+training groups have left the engine. A group that does none of these is being stored.
 """
 
 

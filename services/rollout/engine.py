@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,17 @@ class Engine:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def generate(self, prompt: Prompt, limits: EngineLimits, seconds: float) -> list[Completion]:
-        """`prompt.group_size` completions of one prompt, in order.
+    async def generate(
+        self, prompt: Prompt, limits: EngineLimits, seconds: float, seeds: Sequence[int] = ()
+    ) -> list[Completion]:
+        """`prompt.group_size` completions of one prompt, in order, each by its own seed if `seeds` names them.
 
         Raises:
             EngineDownError, EngineRefusedError, EngineUnfinishedError, ForeignWeightsError: see their docstrings.
             WaitTimeoutError: it took longer than `seconds`; the request is aborted.
         """
         rid = secrets.token_hex(16)  # of one length: SGLang aborts by prefix
-        body = _generate_body(prompt, limits, rid)
+        body = _generate_body(prompt, limits, rid, seeds)
         try:
             answered = await self._connection.ask("/generate", body, seconds=seconds, knob="deadlines.generate_seconds")
         except (asyncio.CancelledError, WaitTimeoutError):
@@ -114,7 +117,7 @@ class Engine:
         return await self._connection.call(route, body, admin=True)
 
 
-def _generate_body(prompt: Prompt, limits: EngineLimits, rid: str) -> dict[str, Any]:
+def _generate_body(prompt: Prompt, limits: EngineLimits, rid: str, seeds: Sequence[int]) -> dict[str, Any]:
     """Every sampling field is named: servers take missing ones from the model's generation config."""
     wrong = [token for token in prompt.token_ids if not 0 <= token < limits.vocab_size]
     if wrong:
@@ -140,14 +143,14 @@ def _generate_body(prompt: Prompt, limits: EngineLimits, rid: str) -> dict[str, 
         "n": 1,
     }
     body: dict[str, Any] = {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False}
-    if not limits.deterministic:
+    if not limits.deterministic and not seeds:
         sampling |= {"n": prompt.group_size, "sampling_seed": prompt.seed}
         return body | {"rid": rid, "input_ids": list(prompt.token_ids), "sampling_params": sampling}
-    copies = range(prompt.group_size)
+    each = list(seeds) or [prompt.seed + i for i in range(prompt.group_size)]
     return body | {
-        "rid": [f"{rid}-{i:05d}" for i in copies],
-        "input_ids": [list(prompt.token_ids) for _ in copies],
-        "sampling_params": [sampling | {"sampling_seed": prompt.seed + i} for i in copies],
+        "rid": [f"{rid}-{i:05d}" for i in range(len(each))],
+        "input_ids": [list(prompt.token_ids) for _ in each],
+        "sampling_params": [sampling | {"sampling_seed": seed} for seed in each],
     }
 
 

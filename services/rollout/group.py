@@ -6,8 +6,9 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
@@ -29,6 +30,7 @@ from sluice.transport.engine import EngineDownError, EngineRefusedError
 from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollouts
 from sluice.types import Group, GroupStatus, Prompt, Rollout, VerdictKind
 
+G = TypeVar("G")
 RETRY_SECONDS = 1.0
 """A prompt that is handed back after a fault waits this long before somebody gets it."""
 
@@ -60,20 +62,20 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
                   rollout.max_attempts of them the group is stored as `failed`. A group that somebody else stored first
                   is left to them
     """
-    beating = asyncio.create_task(_say_in_progress(delivery), name="in_progress")
+    beating = asyncio.create_task(say_in_progress(delivery), name="in_progress")
     status = "handed_back"
     try:
         status = await _attempt(delivery.prompt, bench)
     except asyncio.CancelledError:
         if bench.over.is_set():
             status = "cancelled"
-        await _quietly(delivery.ack() if bench.over.is_set() else delivery.hand_back(), bench)
+        await quietly(delivery.ack() if bench.over.is_set() else delivery.hand_back(), bench)
         raise
     except (TransientError, WaitTimeoutError, *NATS_FAULTS) as error:
         bench.run.log.warning("prompt_handed_back", error=str(error))
-        await _quietly(delivery.hand_back(RETRY_SECONDS), bench)
+        await quietly(delivery.hand_back(RETRY_SECONDS), bench)
     else:
-        await _quietly(delivery.ack(), bench)  # unanswered, it is delivered again, and that attempt loses
+        await quietly(delivery.ack(), bench)  # unanswered, it is delivered again, and that attempt loses
     finally:
         await end_tasks([beating])
         metrics.GROUPS.labels(bench.run.id, status).inc()
@@ -81,27 +83,55 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
 
 async def _attempt(prompt: Prompt, bench: Bench) -> str:
     """Store the group of this prompt; returns its status, or `lost` when another attempt was first."""
-    attempt = secrets.token_hex(8)
-    past = await bench.attempts.begin(prompt.n, attempt)
+    return await attempted(
+        prompt.n,
+        bench,
+        bench.attempts,
+        make=lambda attempt, alone: _make(prompt, attempt, alone, bench),
+        give_up=lambda attempt, error: _failed(prompt, attempt, error, bench),
+        commit=lambda group: _commit(group, bench),
+    )
+
+
+async def attempted(
+    n: int,
+    bench: Bench,
+    attempts: Attempts,
+    *,
+    make: Callable[[str, bool], Awaitable[G]],
+    give_up: Callable[[str, str], G],
+    commit: Callable[[G], Awaitable[str]],
+) -> str:
+    """One attempt at prompt n, on record while it lasts; what `commit` says of its group.
+
+    Args:
+        make: the group, from the attempt's name and whether it must be alone on the engine.
+        give_up: the group that stands for none, from the attempt's name and the reason.
+
+    Raises:
+        TransientError: the engine died or refused, and the prompt is worth more attempts.
+    """
+    attempt, most = secrets.token_hex(8), bench.run.spec.rollout.max_attempts
+    past = await attempts.begin(n, attempt)
     failed, stored = past.failed, False
     try:
-        if failed < bench.run.spec.rollout.max_attempts:
-            group = await _make(prompt, attempt, past.suspect, bench)
+        if failed < most:
+            group = await make(attempt, past.suspect)
         else:
-            group = _failed(prompt, attempt, f"the engine died or refused in {failed} attempts", bench)
-        status = await _commit(group, bench)
+            group = give_up(attempt, f"the engine died or refused in {failed} attempts")
+        status = await commit(group)
         stored = True
     except (EngineDownError, EngineRefusedError) as error:
         failed += 1
-        if failed < bench.run.spec.rollout.max_attempts:
+        if failed < most:
             raise TransientError(f"attempt {failed} failed: {error}") from None
-        status = await _commit(_failed(prompt, attempt, str(error), bench), bench)
+        status = await commit(give_up(attempt, str(error)))
         stored = True
     finally:
         if stored:
-            await _quietly(bench.attempts.forget(prompt.n), bench)
+            await quietly(attempts.forget(n), bench)
         else:
-            await _quietly(bench.attempts.end(prompt.n, attempt, engine_failed=failed > past.failed), bench)
+            await quietly(attempts.end(n, attempt, engine_failed=failed > past.failed), bench)
     return status
 
 
@@ -212,7 +242,7 @@ async def _commit(group: Group, bench: Bench) -> str:
     return str(group.status) if won else "lost"
 
 
-async def _say_in_progress(delivery: Delivery) -> None:
+async def say_in_progress(delivery: Delivery) -> None:
     """The prompt stays ours while its deadlines run; a worker that hangs falls silent with its event loop."""
     while True:
         await asyncio.sleep(ACK_WAIT_SECONDS / 3)
@@ -222,7 +252,7 @@ async def _say_in_progress(delivery: Delivery) -> None:
             continue  # the server is away; it counts the silence only when it is back
 
 
-async def _quietly(step: Awaitable[object], bench: Bench) -> None:
+async def quietly(step: Awaitable[object], bench: Bench) -> None:
     """A step that only saves work: redelivery and the one commit per group put right what it leaves undone."""
     try:
         await step

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
 from services.rollout.engine import Engine, EngineLimits
+from services.rollout.evaluation import Evaluations, Seat
 from services.rollout.gate import Gate
 from services.rollout.group import Bench, roll_out
 from services.rollout.presence import LiveStatus, Presence, Status
@@ -58,6 +59,7 @@ class Worker:
         self._live = live
         self._groups: set[asyncio.Task[None]] = set()
         self._sync: WeightSync | None = None
+        self._evaluations: Evaluations | None = None
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Find a run, serve it until it is over, find the next; return when `stop` is set.
@@ -84,7 +86,7 @@ class Worker:
     async def _serve_run(self, run: Run, stop: asyncio.Event) -> None:
         """Turn prompts into groups until the run is over or `stop` is set.
 
-        consumes:     prompts (PROMPTS), policy versions (TRAINER)
+        consumes:     prompts (PROMPTS), policy versions (TRAINER), evaluations (EVALUATIONS)
         produces:     rollouts (ROLLOUTS), groups (GROUPS), a registration, events
         waits for:    the first policy version ("policy_version"), prompts ("prompts"), a free slot ("slot")
         unblocked by: the trainer; the coordinator; a group that ends
@@ -94,18 +96,19 @@ class Worker:
         text = ResponseText(model)
         gate = Gate(run.id)
         sync = self._sync = WeightSync(run, self._engine, gate, self._settings.cache)
+        evaluations = self._evaluations = Evaluations(run)
         deadline = run.spec.reward.deadline_seconds
         scorer = RewardClient(self._settings.reward_addresses, deadline, "reward.deadline_seconds")
         scorer.count_retry = metrics.REWARD_RETRIES.labels(run.id).inc
         run.log.info("run_joined", engine=self._engine.url, worker=run.worker)
         presence = Presence(self._live, lambda: self._status(run.id))
-        async with presence.registered(run), _watching(run, sync, stop) as watch:
+        async with presence.registered(run), _watching(run, sync, evaluations, stop) as watch:
             try:
                 limits = await _unless(watch.leave, self._learn_limits(run, sync, model))
                 if limits is not None:
                     attempts = await Attempts.open(run.bus, run.id)
                     bench = Bench(run, self._engine, limits, gate, sync, attempts, text, scorer, watch.over)
-                    await self._pull(bench, watch)
+                    await self._pull(bench, evaluations, watch)
             finally:
                 await self._finish_groups(watch)
                 await scorer.close()
@@ -113,10 +116,13 @@ class Worker:
         if watch.over.is_set():
             await asyncio.to_thread(shutil.rmtree, self._settings.cache / run.id, ignore_errors=True)
 
-    async def _pull(self, bench: Bench, watch: Watch) -> None:
-        """Keep every slot filled while the engine serves a policy version."""
+    async def _pull(self, bench: Bench, evaluations: Evaluations, watch: Watch) -> None:
+        """Keep every slot filled while the engine serves a policy version, but for the time of an evaluation."""
         queue = await PromptQueue.join(bench.run.bus, bench.run.id, metrics.PROMPTS_UNREADABLE.labels(bench.run.id).inc)
         while not watch.leave.is_set():
+            if (seat := await evaluations.seat()) is not None:
+                await self._evaluate(seat, bench, evaluations, watch)
+                continue
             free = self._settings.max_groups_in_flight - len(self._groups)
             if free < 1:  # a late answer to an earlier pull may have brought more than was asked for
                 with metrics.waiting(bench.run.id, "slot"):
@@ -132,6 +138,25 @@ class Worker:
                     deliveries = await queue.pull(free, PULL_SECONDS)
                 for delivery in deliveries:
                     self._start(delivery, bench, watch)
+
+    async def _evaluate(self, seat: Seat, bench: Bench, evaluations: Evaluations, watch: Watch) -> None:
+        """Reserved: nothing is pulled for training until the evaluation has ended; what is in flight ends before it."""
+        evaluations.reserved = seat.version
+        metrics.EVALUATING.labels(bench.run.id).set(1)
+        bench.run.log.info("evaluation_joined", version=str(seat.version), training_groups=len(self._groups))
+        try:
+            with metrics.waiting(bench.run.id, "evaluation"):
+                slots = self._settings.max_groups_in_flight
+                await evaluations.serve(seat, bench, slots, watch.leave, self._groups_have_ended)
+        finally:
+            evaluations.reserved = None
+            metrics.EVALUATING.labels(bench.run.id).set(0)
+            await seat.lease.release()
+        bench.run.log.info("evaluation_left", version=str(seat.version))
+
+    async def _groups_have_ended(self) -> None:
+        while self._groups:
+            await asyncio.wait(self._groups)
 
     def _start(self, delivery: Delivery, bench: Bench, watch: Watch) -> None:
         def end(task: asyncio.Task[None]) -> None:
@@ -171,9 +196,11 @@ class Worker:
 
     def _status(self, run_id: str) -> Status:
         held = None if self._sync is None else self._sync.held
+        reserved = None if self._evaluations is None else self._evaluations.reserved
         return Status(
             engine=self._engine.url,
             version=None if held is None else str(held),
+            evaluating=None if reserved is None else str(reserved),
             in_flight=len(self._groups),
             slots=self._settings.max_groups_in_flight,
             seconds=metrics.time_spent(run_id),
@@ -182,8 +209,8 @@ class Worker:
 
 
 @asynccontextmanager
-async def _watching(run: Run, sync: WeightSync, stop: asyncio.Event) -> AsyncIterator[Watch]:
-    """Weight sync and the reasons to leave, in the background; raises what ended one of them."""
+async def _watching(run: Run, sync: WeightSync, evaluations: Evaluations, stop: asyncio.Event) -> AsyncIterator[Watch]:
+    """Weight sync, evaluations and the reasons to leave, in the background; raises what ended one of them."""
     watch = Watch()
 
     async def until_over() -> None:
@@ -191,7 +218,13 @@ async def _watching(run: Run, sync: WeightSync, stop: asyncio.Event) -> AsyncIte
         run.log.info("run_over", state=str(state))
         watch.over.set()
 
-    work: list[Coroutine[Any, Any, Any]] = [sync.follow(), sync.run(), until_over(), stop.wait()]
+    work: list[Coroutine[Any, Any, Any]] = [
+        sync.follow(),
+        sync.run(),
+        evaluations.follow(),
+        until_over(),
+        stop.wait(),
+    ]
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     for task in tasks:
         task.add_done_callback(lambda _: watch.leave.set())

@@ -14,6 +14,7 @@ from sluice.run_series import RunSeries
 from sluice.transport.nats import RETRIES
 
 STATUSES = ("scored", "verifier_failed", "failed", "lost", "handed_back", "cancelled")
+EVALUATION_STATUSES = ("stored", "failed", "lost", "handed_back")
 ENGINE_FAILURE_KINDS = ("died", "refused", "unfinished", "foreign_weights", "timeout")
 
 _series = RunSeries()
@@ -69,8 +70,19 @@ WAIT_SECONDS = _series.counter(
 WAITING = _series.gauge("sluice_rollout_waiting", "How many are in each named wait now.", "wait")
 TIME_SECONDS = _series.counter(
     "sluice_rollout_time_seconds_total",
-    "Where the worker's time goes, one thing at a time: generate, weight_sync, reward, store, idle.",
+    "Where the worker's time goes, one thing at a time: generate, weight_sync, evaluate, reward, store, idle.",
     "doing",
+)
+EVALUATING = _series.gauge(
+    "sluice_rollout_evaluating", "1 while this worker is reserved for an evaluation and makes no training rollouts."
+)
+EVALUATION_GROUPS = _series.counter(
+    "sluice_rollout_evaluation_groups_total",
+    "Evaluation prompts settled or given back: stored, failed, lost (another attempt came first), handed_back.",
+    "status",
+)
+EVALUATION_TOKENS = _series.counter(
+    "sluice_rollout_evaluation_tokens_total", "Response tokens of evaluations; in no other count of tokens."
 )
 ENGINE_STARTS = Counter("sluice_rollout_engine_starts_total", "Times this worker started the engine beside it.")
 NATS_RETRIES = RETRIES
@@ -99,8 +111,12 @@ def join(run: str, slots: int) -> None:
         PROMPTS_UNREADABLE,
         REWARD_RETRIES,
         WEIGHT_SYNC_BYTES,
+        EVALUATION_TOKENS,
     ):
         counter.labels(run)
+    EVALUATING.labels(run).set(0)
+    for status in EVALUATION_STATUSES:
+        EVALUATION_GROUPS.labels(run, status)
     for status in STATUSES:
         GROUPS.labels(run, status)
     for kind in ENGINE_FAILURE_KINDS:

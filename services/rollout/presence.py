@@ -30,6 +30,8 @@ class Status:
 
     engine: str
     version: str | None
+    evaluating: str | None
+    """The policy version that it is reserved to evaluate; then it makes no training rollouts."""
     in_flight: int
     slots: int
     """Most groups that it takes on at once."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -66,11 +67,7 @@ async def judge(
     started = time.monotonic()
     responses = [text(completion.token_ids) for completion in completions]
     items = [_item(spec, prompt, i, completions[i], response) for i, response in enumerate(responses)]
-    try:
-        with metrics.waiting(prompt.run_id, "reward"):
-            verdicts = [_by_policy(spec, verdict) for verdict in await scorer.score(items)]
-    except PermanentError as error:
-        verdicts = [Verdict(VerdictKind.ERROR, None, None, "", "", 0.0, str(error)) for _ in items]
+    verdicts = await verdicts_of(prompt.run_id, items, scorer, partial(_by_policy, spec))
     seconds = time.monotonic() - started
     metrics.REWARD_SECONDS.labels(prompt.run_id).observe(seconds)
     failed = next((verdict for verdict in verdicts if verdict.kind is not VerdictKind.SCORED), None)
@@ -84,6 +81,25 @@ async def judge(
         seconds=seconds,
         error="" if failed is None else f"{failed.kind}: {failed.message}",
     )
+
+
+def _as_it_is(verdict: Verdict) -> Verdict:
+    return verdict
+
+
+async def verdicts_of(
+    run_id: str, items: Sequence[ScoreItem], scorer: Scorer, policy: Callable[[Verdict], Verdict] = _as_it_is
+) -> list[Verdict]:
+    """A verdict for each item, in order, under `policy`; errors where the reward service will never judge them.
+
+    Raises:
+        TransientError: no reward replica answered within reward.deadline_seconds.
+    """
+    try:
+        with metrics.waiting(run_id, "reward"):
+            return [policy(verdict) for verdict in await scorer.score(items)]
+    except PermanentError as error:
+        return [Verdict(VerdictKind.ERROR, None, None, "", "", 0.0, str(error)) for _ in items]
 
 
 def _item(spec: RunSpec, prompt: Prompt, i: int, completion: Completion, response: str) -> ScoreItem:

@@ -1,10 +1,11 @@
-"""Keeps the engine on the newest policy version that the trainer has announced."""
+"""Keeps the engine on the newest policy version that the trainer has announced, or on the one that is pinned."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 from services.rollout import metrics
@@ -41,6 +42,7 @@ class WeightSync:
         self._caught_up = asyncio.Event()
         self._news = asyncio.Event()
         self._changed = asyncio.Condition()
+        self._pinned: PolicyVersion | None = None
         self.held: PolicyVersion | None = None
 
     async def follow(self) -> None:
@@ -60,7 +62,7 @@ class WeightSync:
             self._news.set()
 
     async def run(self) -> None:
-        """Bring the engine to the newest version, again and again.
+        """Bring the engine to the newest version, or to the pinned one, again and again.
 
         consumes:     Version records of TRAINER (noted by `follow`), and what the engine says it serves
         produces:     `held`, and a `weights_applied` event a version
@@ -74,7 +76,7 @@ class WeightSync:
         while True:
             try:
                 await self._check_engine()
-                done = await self._apply_newest()
+                done = await self._apply_wanted()
             except (TransientError, EngineRefusedError, WaitTimeoutError, WeightError) as error:
                 failing_since = await self._report(error, failing_since)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -88,14 +90,35 @@ class WeightSync:
         Raises:
             WaitTimeoutError: not within deadlines.weight_sync_seconds.
         """
+        return await self._until_held(lambda held: held.number >= number)
+
+    async def serving(self, version: PolicyVersion) -> None:
+        """Wait until the engine serves exactly this version, which must be pinned. Raises: as `at_least`."""
+        await self._until_held(lambda held: held == version)
+
+    async def _until_held(self, wanted: Callable[[PolicyVersion], bool]) -> PolicyVersion:
         try:
             async with asyncio.timeout(self._seconds), self._changed:
                 with metrics.waiting(self._run.id, "policy_version"):
-                    await self._changed.wait_for(lambda: self.held is not None and self.held.number >= number)
+                    await self._changed.wait_for(lambda: self.held is not None and wanted(self.held))
                 assert self.held is not None
                 return self.held
         except TimeoutError:
             raise WaitTimeoutError("policy_version", self._seconds, "deadlines.weight_sync_seconds") from None
+
+    @asynccontextmanager
+    async def pinned(self, version: PolicyVersion) -> AsyncIterator[None]:
+        """Within, the engine is brought to `version`, older or newer than its own, and stays there.
+
+        Only with no training group in flight: it would get tokens older than its prompt allows.
+        """
+        self._pinned = version
+        self._news.set()
+        try:
+            yield
+        finally:
+            self._pinned = None
+            self._news.set()
 
     async def engine_lost(self) -> None:
         """The engine died or serves other weights: load before the next generation."""
@@ -114,12 +137,17 @@ class WeightSync:
             self._log.warning("engine_serves_other_weights", serving=serving, held=str(self.held))
             await self.engine_lost()
 
-    async def _apply_newest(self) -> bool:
-        """Serve the highest version above `held` whose files are good; True if that changed something."""
+    def _wanted(self) -> list[PolicyVersion]:
+        """What the engine should serve rather than `held`, the best first."""
+        if self._pinned is not None:
+            return [self._pinned] if self._pinned != self.held and self._pinned in self._announced else []
         lowest = -1 if self.held is None else self.held.number
-        candidates = sorted((v for v in self._announced if v.number > lowest), reverse=True)
+        return sorted((v for v in self._announced if v.number > lowest), reverse=True)
+
+    async def _apply_wanted(self) -> bool:
+        """Serve the best wanted version whose files are good; True if that changed something."""
         fault: WeightError | TransientError | None = None
-        for version in candidates:
+        for version in self._wanted():
             started = time.monotonic()
             record = self._announced[version]
             try:
