@@ -72,6 +72,19 @@ async def test_a_slot_refilled_before_the_group_that_freed_it_was_seen_is_a_capa
     assert kinds(await audited(bus, world)) == {Fault.CAPACITY}
 
 
+async def test_a_draw_that_is_skipped_out_of_turn_and_skips_that_a_batch_forgets_are_found(bus: Bus) -> None:
+    world = played()
+    at = next(i for i, record in enumerate(world.ledger) if isinstance(record, Issue))
+    issue = world.ledger[at]
+    assert isinstance(issue, Issue)
+    world.ledger[at] = replace(issue, skipped=(issue.first + 1, issue.first + issue.count + 7))
+    report = await audited(bus, world)
+    assert kinds(report) == {Fault.ISSUE_NUMBERS, Fault.TALLY}
+    details = [finding.detail for finding in report.findings]
+    assert f"skips the draws 1, {issue.count + 7} out of 0 to {issue.count + 1}" in details[0]
+    assert "batch 0 counts skipped = 0, the records give 2" in details
+
+
 async def test_counts_of_a_batch_record_that_are_not_those_of_the_ledger_are_found(bus: Bus) -> None:
     world = played()
     tally = world.batches[2].tally

@@ -7,14 +7,20 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from services.coordinator.curriculum import Curriculum
+from services.coordinator.draws import Draws
+from sluice.audit.findings import Fault
+from sluice.audit.recount import audit
+from sluice.data import load_prompts
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import pending_prompts
-from sluice.types import Claim, Drop, DropReason, Issue, Lineage, StateChange, TrainingFailed
+from sluice.types import Batch, Claim, Drop, DropReason, Issue, Lineage, Prompt, StateChange, TrainingFailed
 from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.servers import NatsServer
 
@@ -120,6 +126,54 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch(
     assert {p.n for p in first} <= set(range(16))
     claims = [record for record in await stage.ledger() if isinstance(record, Claim)]
     assert len(claims) == 2
+
+
+async def test_skips_are_on_record_and_a_successor_goes_on_in_the_same_order(
+    alone: tuple[list[Coordinator], Bus], nats_server: NatsServer
+) -> None:
+    coordinators, bus = alone
+    chosen = {"skip_all_correct_after": 1, "return_probability": 0.2}
+    run = spec(trainer__total_steps=100, **{f"curriculum__{name}": value for name, value in chosen.items()})
+    view = await create(coordinators[0], run)
+    stage = Stage(bus, view["id"], keep=0.5)
+    await stage.join()
+    await wait_for_state(coordinators[0], view["id"], "running")
+
+    async def skipped() -> int:
+        return sum(len(record.skipped) for record in await stage.ledger() if isinstance(record, Issue))
+
+    async def work_until_skips(least: int) -> list[Prompt]:
+        pulled: list[Prompt] = []
+        async with asyncio.timeout(30):
+            while await skipped() < least:
+                pulled += await stage.work(most=64)
+                await stage.train()
+        return pulled
+
+    prompts = await work_until_skips(1)
+    path = f"/v1/runs/{view['id']}/prompts?limit=1000"
+    coordinators[0].kill()
+    coordinators.append(Coordinator(nats_server.url))
+    prompts += await work_until_skips(await skipped() + 10)
+
+    table = await asyncio.to_thread(load_prompts, run)
+    seed, draws = run.trainer.seed, Draws()
+    again = Curriculum(run.curriculum, seed, lambda draw: table.draw(draw)[1], table.data_source)
+    rows: dict[int, int] = {}
+    records = [record for record in await stage.ledger() if isinstance(record, Issue | Drop | Batch)]
+    for record in records:
+        if isinstance(record, Issue):
+            assert again.choose(replace(record, skipped=()), None) == record, "the records before it say who is skipped"
+            rows |= {n: table.draw(draw)[1] for n, draw in draws.take(record)}
+        again.fold(record)
+    assert {prompt.n: prompt.index for prompt in prompts} == {prompt.n: rows[prompt.n] for prompt in prompts}
+
+    told = await get(coordinators[1], path)
+    assert (told["draws"], told["rows"]) == (draws.next, len(table))
+    shown = {entry["row"]: (entry["skipped"], entry["scored"], entry["accuracy"]) for entry in told["prompts"]}
+    assert shown == {row: (s.skipped, s.scored, s.accuracy) for row, s in again.rows.items()}
+    report = await audit(bus, view["id"])
+    assert not [finding for finding in report.findings if finding.kind in {Fault.ISSUE_NUMBERS, Fault.TALLY}]
 
 
 async def test_a_prompt_whose_issue_was_stored_but_never_published_is_published_by_the_successor(
