@@ -2,4 +2,6 @@
 
 `settings.py` is what is asked, `session.py` gets it done with engines and verifiers, `samples.py` keeps it in a folder,
 `report.py` makes the numbers, `views.py` is their form. The formulas are in `sluice/algorithms/evaluation.py`.
+
+Inside a run the coordinator and the rollout workers get it done, and `history.py` tells what became of it.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from sluice.config import RunSpec, parse_run_spec
+from sluice.config import EvaluationSet, RunSpec, parse_run_spec
 from sluice.config.section import Section
 from sluice.config.source import DataConfig
 from sluice.errors import ConfigError
@@ -48,6 +48,30 @@ class EvaluationSettings(Section):
         chosen = self.model_dump(mode="json", exclude={"data"})
         how = self.data.model_dump(mode="json", include={"prompt_format", "prompt_style", "row_format"})
         return {"format": FORMAT, "weights": weights, "problems": fingerprint, **chosen, **how}
+
+
+def settings_of(spec: RunSpec, chosen: EvaluationSet) -> EvaluationSettings:
+    """What a run asks of its policy on one of its evaluation sets."""
+    asked = spec.evaluation
+    return EvaluationSettings(
+        data=DataConfig(
+            train_files=chosen.files,
+            row_format=chosen.row_format,
+            map_keys=chosen.map_keys,
+            prompt_style=chosen.prompt_style,
+            prompt_format=spec.data.prompt_format,
+            max_prompt_length=spec.data.max_prompt_length,
+            overlong_prompts="error",
+        ),
+        samples=asked.samples,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        max_tokens=asked.max_tokens or spec.rollout.max_response_length,
+        stop_texts=spec.rollout.stop_texts,
+        verifier=chosen.verifier or spec.reward.verifier,
+        seed=asked.seed,
+        limit=chosen.limit,
+    )
 
 
 def read_settings(fields: dict[str, Any]) -> EvaluationSettings:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -49,3 +50,29 @@ class EvaluationView(View):
     duplicates: int = Field(description="Rows that were exact copies of a problem, which counts once.")
     all: SourceView
     sources: tuple[SourceView, ...]
+
+
+class RunEvaluationView(View):
+    """An evaluation inside a run."""
+
+    number: int = Field(description="Training steps in the evaluated policy version; each number has one evaluation.")
+    version: str = Field(description="The policy version that every response was sampled from, e.g. v10.1.")
+    state: Literal["running", "finished", "incomplete", "skipped"] = "running"
+    reason: str = Field("", description="What is missing and why, or why it was never begun; empty when finished.")
+    begun_at: datetime | None = None
+    ended_at: datetime | None = None
+    prompts: int = Field(0, description="Prompts of the evaluation; each asks for some responses to one problem.")
+    prompts_done: int | None = Field(None, description="Of them, those that are answered; only while it is running.")
+    responses: int = Field(0, description="Responses of the whole evaluation.")
+    sets: dict[str, EvaluationView] = Field(
+        default_factory=dict, description="Results by evaluation set, as `summary.json` has them."
+    )
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The metrics over all problems of each set by SET/KIND@K."""
+        return {
+            f"{name}/{metric}": found.value
+            for name, view in self.sets.items()
+            for metric, found in view.all.metrics.items()
+        }

@@ -109,28 +109,26 @@ async def store_evaluation_group(bus: Bus, group: EvaluationGroup) -> bool:
     return True
 
 
-async def read_evaluation_groups(
-    bus: Bus, run_id: str, number: int, start: int = 1
-) -> list[tuple[int, EvaluationGroup]]:
-    """(sequence, group) of what an evaluation has stored by now, from sequence `start` on; the unreadable are left out.
+async def read_evaluation_groups(bus: Bus, run_id: str, number: int) -> list[EvaluationGroup]:
+    """What an evaluation has stored by now; the unreadable are left out.
 
     A group that cannot be read is missing, as one that was never stored: its evaluation ends incomplete.
     """
     found = []
     subject = subjects.evaluation_groups(run_id, number)
-    async for sequence, payload, _ in read_stream(bus, subjects.EVAL_GROUPS, subject, start):
+    async for sequence, payload, _ in read_stream(bus, subjects.EVAL_GROUPS, subject):
         try:
-            found.append((sequence, decode_evaluation_group(payload)))
+            found.append(decode_evaluation_group(payload))
         except WireError as error:
             get_logger("nats").error("evaluation_group_unreadable", sequence=sequence, error=str(error))
     return found
 
 
-async def count_evaluation_groups(bus: Bus, run_id: str, number: int) -> int:
-    """Prompts of an evaluation whose group is stored."""
+async def stored_evaluation_groups(bus: Bus, run_id: str, number: int) -> set[int]:
+    """The n of the prompts of an evaluation whose group is stored."""
     subject = subjects.evaluation_groups(run_id, number)
     info = await bus.asking(lambda: bus.js.stream_info(subjects.EVAL_GROUPS, subjects_filter=subject))
-    return len(info.state.subjects or {})
+    return {int(found.rsplit(".", 1)[1]) for found in info.state.subjects or {}}
 
 
 async def clear_evaluation(bus: Bus, run_id: str, number: int | None = None) -> None:
