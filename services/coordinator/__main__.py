@@ -23,7 +23,8 @@ from sluice.errors import ConfigError, SluiceError
 from sluice.listening import plain
 from sluice.service import run_service
 from sluice.telemetry import configure_logging, get_logger
-from sluice.transport.nats import Bus, StreamLimits
+from sluice.transport.nats import Bus
+from sluice.transport.streams import StreamLimits
 
 
 async def serve(config: CoordinatorConfig) -> None:

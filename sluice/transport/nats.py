@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Self, TypeVar, cast
 
 import nats
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import KeyValueConfig, StreamConfig
 from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 from prometheus_client import Counter
@@ -21,6 +22,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from sluice.errors import ConfigError, TransientError
 from sluice.secrets import encoded_credentials, redact
 from sluice.telemetry import get_logger
+from sluice.transport.bursts import Answers, Burst, Message, bursts, runs
+from sluice.transport.streams import StreamLimits, stream_table
 from sluice.wire import subjects
 
 T = TypeVar("T")
@@ -43,20 +46,6 @@ ANSWER_SECONDS = 2.0
 """A request without an answer for this long is asked again: the server that took it may be gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """Room for each stream, in bytes; a full stream refuses the publisher, which waits and says so."""
-
-    rollouts_bytes: int = 8 << 30
-    groups_bytes: int = 1 << 30
-    prompts_bytes: int = 1 << 30
-    events_bytes: int = 256 << 20
-    events_age_seconds: float = 24 * 3600
-    evaluation_groups_age_seconds: float = 7 * 24 * 3600
-    """They go when their evaluation ends; this takes what a worker stored too late."""
-    replicas: int = 1
-
-
 RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be repeated.")
 """A metric of every service that has a connection."""
 
@@ -64,9 +53,11 @@ RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be 
 class Bus:
     """One connection to NATS. Everything that crosses it is in `sluice.transport.{log,queues,lease}`."""
 
-    def __init__(self, client: Client, deadline_seconds: float) -> None:
+    def __init__(self, client: Client, answers: Answers, deadline_seconds: float) -> None:
         self.nc = client
-        self.js: JetStreamContext = client.jetstream(timeout=min(deadline_seconds, ANSWER_SECONDS))
+        seconds = min(deadline_seconds, ANSWER_SECONDS)
+        self.js: JetStreamContext = client.jetstream(timeout=seconds)
+        self._burst = Burst(client, answers, seconds)
         self.deadline_seconds = deadline_seconds
 
     @classmethod
@@ -124,7 +115,7 @@ class Bus:
                 f"({str(error) or '; '.join(faults) or 'connection refused'}); start one, or change the address"
             ) from None
         await _check_jetstream(client, url)
-        return cls(client, deadline_seconds)
+        return cls(client, await Answers.open(client), deadline_seconds)
 
     async def close(self) -> None:
         """Send what is buffered, then disconnect; a server that is away is not waited for."""
@@ -164,16 +155,49 @@ class Bus:
             ConfigError: it is larger than the server's max_payload.
             nats.js.errors.APIError: the server refused it, e.g. a fence.
         """
-        try:
+        with self._storing(subject, len(payload)):
             return int((await self.asking(lambda: self.js.publish(subject, payload, headers=headers))).seq)
+
+    async def publish_all(self, messages: Sequence[Message]) -> list[int]:
+        """Store messages, many on their way at once, and return their stream sequences, in order.
+
+        Raises: as `publish`; which of the others are stored is unknown then.
+        """
+        sequences: list[int] = []
+        for burst in bursts(messages):
+            stored: dict[int, int] = {}
+            with self._storing(burst[0].subject, max(len(message.payload) for message in burst)):
+                await self.asking(partial(self._burst.store, burst, stored))
+            sequences += [stored[number] for number in range(len(burst))]
+        return sequences
+
+    async def fetch_all(self, stream: str, sequences: Sequence[int]) -> dict[int, bytes]:
+        """The messages of `stream` at `sequences`, neighbours in one request; without those that it does not hold."""
+        found: dict[int, bytes] = {}
+
+        async def fetch(run: range) -> None:
+            while run:
+                await self.asking(partial(self._burst.fetch, stream, run, found))
+                if run.start not in found:
+                    return
+                run = range(next((at for at in run if at not in found), run.stop), run.stop)
+
+        await asyncio.gather(*map(fetch, runs(sequences)))
+        return found
+
+    @contextmanager
+    def _storing(self, subject: str, nbytes: int) -> Iterator[None]:
+        """Say in our words why a message of at most `nbytes` was not stored."""
+        try:
+            yield
         except nats.errors.MaxPayloadError:
             raise ConfigError(
-                f"a message of {len(payload)} bytes on {subject!r} is over the NATS server's max_payload of "
+                f"a message of {nbytes} bytes on {subject!r} is over the NATS server's max_payload of "
                 f"{self.nc.max_payload}; raise it there (a BATCH record grows with trainer.prompts_per_step)"
             ) from None
         except RETRYABLE as error:
             raise TransientError(
-                f"NATS did not store a message of {len(payload)} bytes on {subject!r} within "
+                f"NATS did not store a message of {nbytes} bytes on {subject!r} within "
                 f"{self.deadline_seconds:g} s ({error}); knob: SLUICE_NATS_DEADLINE_SECONDS, or the stream's size"
             ) from None
 
@@ -188,7 +212,7 @@ class Bus:
             ConfigError: the server has no JetStream, or holds a stream of that name with other subjects.
         """
         try:
-            for config in _streams(limits or StreamLimits()):
+            for config in stream_table(limits or StreamLimits()):
                 async for attempt in self.retrying():
                     with attempt:
                         await self._ensure(config, update=limits is not None)
@@ -244,47 +268,3 @@ async def _check_jetstream(client: Client, url: str) -> None:
         f"SLUICE_NATS_URL={redact(url)}: the NATS server has no JetStream; start it with --jetstream and a "
         "--store_dir, or change the address"
     )
-
-
-def _streams(limits: StreamLimits) -> list[StreamConfig]:
-    common: dict[str, Any] = {
-        "storage": StorageType.FILE,
-        "discard": DiscardPolicy.NEW,
-        "allow_direct": True,
-        "num_replicas": limits.replicas,
-    }
-    return [
-        StreamConfig(name=subjects.LEDGER, subjects=["ledger.*"], **common),
-        StreamConfig(name=subjects.TRAINER, subjects=["trainer.*"], **common),
-        StreamConfig(
-            name=subjects.PROMPTS,
-            subjects=["prompts.*.*"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            max_bytes=limits.prompts_bytes,
-            **common,
-        ),
-        StreamConfig(name=subjects.ROLLOUTS, subjects=["rollouts.*"], max_bytes=limits.rollouts_bytes, **common),
-        StreamConfig(name=subjects.GROUPS, subjects=["groups.*.*"], max_bytes=limits.groups_bytes, **common),
-        StreamConfig(
-            name=subjects.EVENTS,
-            subjects=["events.*.*"],
-            max_bytes=limits.events_bytes,
-            max_age=limits.events_age_seconds,
-            **{**common, "discard": DiscardPolicy.OLD},
-        ),
-        StreamConfig(name=subjects.EVALUATIONS, subjects=["evaluations.*"], **common),
-        StreamConfig(
-            name=subjects.EVAL_PROMPTS,
-            subjects=["evalprompts.*.*.*"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            max_bytes=limits.prompts_bytes,
-            **common,
-        ),
-        StreamConfig(
-            name=subjects.EVAL_GROUPS,
-            subjects=["evalgroups.*.*.*"],
-            max_bytes=limits.groups_bytes,
-            max_age=limits.evaluation_groups_age_seconds,
-            **common,
-        ),
-    ]

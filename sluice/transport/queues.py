@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from nats.js.errors import APIError, NotFoundError
 from sluice.errors import WireError
 from sluice.packed import WIDTH
 from sluice.telemetry import get_logger
+from sluice.transport.bursts import Message
 from sluice.transport.log import WRONG_LAST_SEQUENCE, read_stream
 from sluice.transport.nats import RETRYABLE, Bus
 from sluice.types import Group, Prompt, Rollout
@@ -28,6 +30,7 @@ from sluice.wire.codec import (
     encode_group,
     encode_prompt,
     encode_rollout,
+    has_content_hash,
     split_payload,
 )
 
@@ -35,7 +38,7 @@ T = TypeVar("T")
 ACK_WAIT_SECONDS = 30.0
 """A prompt whose holder has not said "in progress" for this long is delivered to somebody else."""
 PARALLEL_FETCHES = 64
-TOGETHER = 8
+TOGETHER = 16
 """Rollouts that are decoded in one go, beside the fetching of the others."""
 ASIDE_BYTES = 1 << 16
 """From here on encoding and decoding take longer than going to another thread, and would hold up the event loop."""
@@ -128,8 +131,17 @@ def _durable(run_id: str) -> str:
 
 async def publish_prompt(bus: Bus, prompt: Prompt) -> None:
     """Offer an issued prompt to the workers. Publishing it again is harmless: the first stored group wins."""
+    await publish_prompts(bus, [prompt])
+
+
+async def publish_prompts(bus: Bus, prompts: Iterable[Prompt]) -> None:
+    """Offer several, many on their way at once."""
+    await bus.publish_all([_offer(prompt) for prompt in prompts])
+
+
+def _offer(prompt: Prompt) -> Message:
     headers = {"Nats-Msg-Id": f"{prompt.run_id}/{prompt.n}/{prompt.min_version}"}
-    await bus.publish(subjects.prompt(prompt.run_id, prompt.n), encode_prompt(prompt), headers)
+    return Message(subjects.prompt(prompt.run_id, prompt.n), encode_prompt(prompt), headers)
 
 
 async def store_rollouts(bus: Bus, rollouts: Sequence[Rollout]) -> list[Stored]:
@@ -140,17 +152,19 @@ async def store_rollouts(bus: Bus, rollouts: Sequence[Rollout]) -> list[Stored]:
 
     numbers = sum(len(r.token_ids) + len(r.logprobs) + len(r.prompt_token_ids) for r in rollouts)
     encoded = await _aside(encode, WIDTH * numbers)
-    return await asyncio.gather(*(_store(bus, r, *e) for r, e in zip(rollouts, encoded, strict=True)))
+    parts = [_parts(rollout, payload) for rollout, (payload, _) in zip(rollouts, encoded, strict=True)]
+    sequences = iter(await bus.publish_all([part for of_one in parts for part in of_one]))
+    return [
+        Stored(tuple(itertools.islice(sequences, len(of_one))), digest)
+        for of_one, (_, digest) in zip(parts, encoded, strict=True)
+    ]
 
 
-async def _store(bus: Bus, rollout: Rollout, payload: bytes, digest: bytes) -> Stored:
+def _parts(rollout: Rollout, payload: bytes) -> list[Message]:
+    """The messages in which a rollout is stored."""
     subject = subjects.rollouts(rollout.run_id)
     name = f"{rollout.run_id}/{rollout.n}/{rollout.attempt}/{rollout.i}"
-    sequences = [
-        await bus.publish(subject, part, {"Nats-Msg-Id": f"{name}/{p}"})
-        for p, part in enumerate(split_payload(payload))
-    ]
-    return Stored(tuple(sequences), digest)
+    return [Message(subject, part, {"Nats-Msg-Id": f"{name}/{p}"}) for p, part in enumerate(split_payload(payload))]
 
 
 async def _aside(work: Callable[[], T], nbytes: int) -> T:
@@ -181,37 +195,26 @@ async def fetch_rollouts(bus: Bus, wanted: Sequence[Wanted]) -> list[Rollout]:
     Raises:
         WireError: a part is gone, or the bytes are not those that the group was scored on.
     """
-    room = asyncio.Semaphore(PARALLEL_FETCHES)
-
-    async def payload(sequences: Sequence[int]) -> bytes:
-        async with room:
-            return b"".join([await _message(bus, sequence) for sequence in sequences])
+    room = asyncio.Semaphore(PARALLEL_FETCHES // TOGETHER)
 
     async def some(part: Sequence[Wanted]) -> list[Rollout]:
-        payloads = await asyncio.gather(*(payload(sequences) for sequences, _ in part))
-        found = list(zip(payloads, part, strict=True))
-        return await _aside(lambda: [_verified(p, w) for p, w in found], sum(map(len, payloads)))
+        async with room:
+            found = await bus.fetch_all(subjects.ROLLOUTS, [s for sequences, _ in part for s in sequences])
+        return await _aside(lambda: [_verified(found, wanted) for wanted in part], sum(map(len, found.values())))
 
     parts = await asyncio.gather(*(some(wanted[at : at + TOGETHER]) for at in range(0, len(wanted), TOGETHER)))
     return [rollout for part in parts for rollout in part]
 
 
-def _verified(payload: bytes, wanted: Wanted) -> Rollout:
-    sequences, expected_hash = wanted
-    found = content_hash(payload)
-    if found != expected_hash:
-        raise WireError(
-            f"rollout at {list(sequences)} has content hash {found.hex()}, its group names {expected_hash.hex()}"
-        )
+def _verified(messages: Mapping[int, bytes], wanted: Wanted) -> Rollout:
+    sequences, named = wanted
+    if gone := [sequence for sequence in sequences if sequence not in messages]:
+        raise WireError(f"ROLLOUTS has no message at sequence {gone[0]}: purged, or never stored")
+    payload = b"".join([messages[sequence] for sequence in sequences])
+    if not has_content_hash(payload, named):
+        found = content_hash(payload).hex()
+        raise WireError(f"rollout at {list(sequences)} has content hash {found}, its group names {named.hex()}")
     return decode_rollout(payload)
-
-
-async def _message(bus: Bus, sequence: int) -> bytes:
-    try:
-        message = await bus.asking(lambda: bus.js.get_msg(subjects.ROLLOUTS, sequence, direct=True))
-    except NotFoundError:
-        raise WireError(f"ROLLOUTS has no message at sequence {sequence}: purged, or never stored") from None
-    return bytes(message.data or b"")
 
 
 async def read_groups(bus: Bus, run_id: str, start: int) -> list[tuple[int, Group]]:

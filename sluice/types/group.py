@@ -160,7 +160,7 @@ class RolloutSummary:
     sequences: tuple[int, ...]
     """ROLLOUTS stream sequences of its parts, in order."""
     content_hash: bytes
-    """BLAKE2b-128 of the stored payload."""
+    """SHA-256 of the stored payload, cut to 128 bits; groups of older releases have BLAKE2b-128."""
     verdict: VerdictKind
     acc: float
     score: float

@@ -37,6 +37,7 @@ ZSTD_LEVEL = -1
 """Log-probs hardly compress and planes of token ids do at any level: a higher one saves 5 % for twice the time."""
 MAX_PART_BYTES = (1 << 20) - 4096
 """Rollouts are split at 1 MiB, headers included: bigger messages are slower per byte, and over the server's default."""
+HASH_BYTES = 16
 MAX_ROLLOUT_BYTES = 1 << 28
 """Largest rollout after decompression; a bomb is refused before it is unpacked."""
 
@@ -55,8 +56,13 @@ _CONTEXTS = _Contexts()
 
 
 def content_hash(payload: bytes) -> bytes:
-    """BLAKE2b-128 of the stored bytes: what a group names and a trainer verifies."""
-    return hashlib.blake2b(payload, digest_size=16).digest()
+    """SHA-256 of the stored bytes, cut to 128 bits: what a group names and a trainer verifies."""
+    return hashlib.sha256(payload).digest()[:HASH_BYTES]
+
+
+def has_content_hash(payload: bytes, named: bytes) -> bool:
+    """Whether these are the bytes that a group names; older groups name BLAKE2b-128."""
+    return content_hash(payload) == named or hashlib.blake2b(payload, digest_size=HASH_BYTES).digest() == named
 
 
 def parse(kind: type[M], payload: bytes, newest: int = FORMAT) -> M:
@@ -195,8 +201,11 @@ def _from_planes(planes: bytes) -> TokenIds:
     """Raises: ValueError: not a whole number of ids."""
     block, count = bytearray(len(planes)), len(planes) // WIDTH
     if count * WIDTH == len(planes):
+        zeros = bytes(count)
         for plane in range(WIDTH):
-            block[plane::WIDTH] = planes[plane * count : (plane + 1) * count]
+            part = planes[plane * count : (plane + 1) * count]
+            if part != zeros:  # as the upper planes nearly always are, and the block already is
+                block[plane::WIDTH] = part
     return TokenIds.of_block(bytes(block))
 
 

@@ -15,7 +15,8 @@ from redis.exceptions import AuthenticationError
 
 from sluice.errors import ConfigError
 from sluice.local.binaries import valkey_server
-from sluice.transport.nats import Bus, StreamLimits
+from sluice.transport.nats import Bus
+from sluice.transport.streams import StreamLimits
 from sluice.wire import subjects
 from tests.deploy.charts import CHART, command_line, expand, render, render_example
 from tests.servers import BIN, free_port, wait_for_port

@@ -102,6 +102,6 @@ def chain_by_hand(script: Script, k: int) -> str:
         for group in batch.groups:
             digest.update(group.n.to_bytes(8, "big"))
             for rollout in script.rollouts[group.n]:
-                digest.update(hashlib.blake2b(encode_rollout(rollout), digest_size=16).digest())
+                digest.update(hashlib.sha256(encode_rollout(rollout)).digest()[:16])
         h = hashlib.blake2b(h + digest.digest(), digest_size=32).digest()
     return h.hex()

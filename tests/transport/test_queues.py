@@ -8,7 +8,7 @@ import pytest
 
 from sluice.errors import WireError
 from sluice.packed import LogProbs, TokenIds
-from sluice.transport.nats import Bus, StreamLimits
+from sluice.transport.nats import Bus
 from sluice.transport.queues import (
     Delivery,
     PromptQueue,
@@ -21,6 +21,7 @@ from sluice.transport.queues import (
     store_group,
     store_rollouts,
 )
+from sluice.transport.streams import StreamLimits
 from sluice.types import (
     FinishReason,
     Group,

@@ -1,0 +1,79 @@
+"""Many messages at once against a real server: all are there or named, in order, whatever the server leaves unsaid."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+from nats.aio.msg import Msg
+
+from sluice.transport.bursts import BURST_BYTES, Message, bursts, runs
+from sluice.transport.nats import Bus
+from sluice.wire import subjects
+from tests.servers import NatsServer
+
+
+def messages(count: int, size: int = 10) -> list[Message]:
+    return [
+        Message(subjects.rollouts("run"), bytes([at % 256]) * size, {"Nats-Msg-Id": f"run/{at}"}) for at in range(count)
+    ]
+
+
+async def test_messages_come_back_from_the_sequences_under_which_they_were_stored(bus: Bus) -> None:
+    sent = messages(600)  # more than one burst
+    sequences = await bus.publish_all(sent)
+    found = await bus.fetch_all(subjects.ROLLOUTS, sequences)
+    assert [found[sequence] for sequence in sequences] == [message.payload for message in sent]
+    assert await bus.publish_all(sent) == sequences, "sent again, they are what is stored already"
+    assert await bus.publish_all([]) == []
+
+
+async def test_what_is_gone_is_missing_and_takes_no_neighbour_with_it(bus: Bus) -> None:
+    sequences = await bus.publish_all(messages(8))
+    for gone in (sequences[0], sequences[3], sequences[7]):
+        await bus.js.delete_msg(subjects.ROLLOUTS, gone)
+    found = await bus.fetch_all(subjects.ROLLOUTS, [*sequences, 1000])
+    assert sorted(found) == [s for at, s in enumerate(sequences) if at not in (0, 3, 7)]
+
+
+async def test_a_server_that_gives_one_message_a_request_is_asked_for_each(bus: Bus) -> None:
+    asked: list[int] = []
+
+    async def answer(request: Msg) -> None:
+        """As servers before 2.11 do: `batch` means nothing to them, and nothing ends what they give."""
+        asked.append(json.loads(request.data)["seq"])
+        await bus.nc.publish(request.reply, b"%d" % asked[-1], headers={"Nats-Sequence": str(asked[-1])})
+
+    await bus.nc.subscribe("$JS.API.DIRECT.GET.OLD", cb=answer)
+    assert await bus.fetch_all("OLD", [7, 5, 6]) == {5: b"5", 6: b"6", 7: b"7"}
+    assert asked == [5, 6, 7]
+
+
+async def test_a_server_that_is_frozen_in_mid_burst_ends_up_with_each_message_once(
+    bus: Bus, nats_server: NatsServer
+) -> None:
+    await bus.publish_all(messages(1))
+    assert nats_server.process is not None
+    nats_server.process.send_signal(signal.SIGSTOP)
+    storing = asyncio.create_task(bus.publish_all(messages(20)))
+    await asyncio.sleep(2.5)  # longer than an answer is waited for: they are sent again
+    nats_server.process.send_signal(signal.SIGCONT)
+    assert await storing == list(range(1, 21))
+    assert (await bus.js.stream_info(subjects.ROLLOUTS)).state.messages == 20
+
+
+def test_a_burst_holds_no_more_than_its_bytes_unless_one_message_does() -> None:
+    sizes = [BURST_BYTES + 1, 10, BURST_BYTES // 2, BURST_BYTES // 2, 5]
+    parts = list(bursts([Message("s", bytes(size), {}) for size in sizes]))
+    assert [[len(message.payload) for message in part] for part in parts] == [
+        [sizes[0]],
+        [sizes[1], sizes[2]],
+        [sizes[3], sizes[4]],
+    ]
+    assert not list(bursts([]))
+
+
+def test_sequences_become_ranges_without_gaps() -> None:
+    assert list(runs([9, 3, 4, 5, 4, 11, 10])) == [range(3, 6), range(9, 12)]
+    assert not list(runs([]))
