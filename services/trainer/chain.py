@@ -13,6 +13,11 @@ def genesis(config_hash: str) -> str:
     return _blake(config_hash.encode()).hex()
 
 
+def forked(chain: str, config_hash: str) -> str:
+    """h(k), hex, of a run that starts at h(k) of another one: BLAKE2b-256 of that and of its own config hash."""
+    return _blake(bytes.fromhex(chain) + config_hash.encode()).hex()
+
+
 def extend(chain: str, groups: Sequence[BatchGroup]) -> str:
     """h(k + 1), hex: BLAKE2b-256 of h(k) and the digest of batch k.
 

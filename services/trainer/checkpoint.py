@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,18 @@ class CheckpointStore:
         make_durable(folder, final)
         return Checkpoint(manifest.k, manifest.lineage, str(final), _checksum(text), manifest.chain)
 
-    def prune(self, records: Sequence[Checkpoint], rule: CheckpointConfig) -> list[Checkpoint]:
+    def prune(
+        self, records: Sequence[Checkpoint], rule: CheckpointConfig, wanted: Collection[str] = ()
+    ) -> list[Checkpoint]:
         """Keep those of these checkpoints (oldest first) that the rule keeps, and return them; all other folders go.
+
+        `wanted` are names, `k.lineage`, of those that stay whatever the rule says.
 
         Those are older ones, damaged ones, and what a trainer sealed that died before it could record it. A universal
         form stays as long as its checkpoint.
         """
-        kept = to_keep(records, rule)
+        ruled = to_keep(records, rule)
+        kept = [record for record in records if record in ruled or Path(record.path).name in wanted]
         paths = {record.path for record in kept}
         for folder in self._root.glob("[0-9]*.[0-9]*"):
             if str(folder).removesuffix(UNIVERSAL_SUFFIX) not in paths:

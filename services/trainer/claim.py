@@ -11,15 +11,16 @@ from pathlib import Path
 
 from nats.js.errors import KeyNotFoundError, NoKeysError
 
+from services.trainer import chain
 from services.trainer.checkpoint import CheckpointManifest, verify
 from services.trainer.universal import universal_form
 from sluice.config import RunSpec, parse_run_spec
-from sluice.errors import ConfigError, PermanentError
+from sluice.errors import ConfigError, PermanentError, RunFailedError
 from sluice.telemetry import Logger
 from sluice.transport.lease import Lease
 from sluice.transport.log import FencedLog, last_sequence, read_stream, trainer_log
 from sluice.transport.nats import Bus
-from sluice.types import Checkpoint, Lineage, RunCreated, RunState, TrainerRecord
+from sluice.types import Checkpoint, Lineage, Origin, RunCreated, RunState, TrainerRecord, TrainingFailed
 from sluice.wire import subjects
 from sluice.wire.records import decode_ledger
 
@@ -36,6 +37,8 @@ class Restored:
     """Recorded before it, oldest first; not verified."""
     universal: Path | None = None
     """Its universal form, when another number of ranks wrote it."""
+    foreign: bool = False
+    """It is another run's, from which this one starts: the run has none of its own yet."""
 
     @property
     def folder(self) -> Path:
@@ -52,11 +55,32 @@ class Claim:
     config_hash: str
     lineage: int
     restored: Restored | None
+    created: tuple[int, bytes] = (0, b"")
+    """LEDGER sequence and bytes of the record that created the run."""
 
     @property
     def k(self) -> int:
         """Batches that are in the weights at the start."""
         return self.restored.record.k if self.restored else 0
+
+    @property
+    def covered(self) -> int:
+        """The last LEDGER record that was acted on before."""
+        return self.restored.manifest.ledger_sequence if self.restored and not self.restored.foreign else 0
+
+    @property
+    def chain(self) -> str:
+        """Hex of h(k)."""
+        if self.restored is None:
+            return chain.genesis(self.config_hash)
+        found = self.restored.manifest.chain
+        return chain.forked(found, self.config_hash) if self.restored.foreign else found
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The run's own that it may still have, oldest first, up to the one that was restored."""
+        restored = self.restored
+        return () if restored is None or restored.foreign else (*restored.older, restored.record)
 
     @property
     def updates(self) -> int:
@@ -83,12 +107,15 @@ async def wait_for_run(bus: Bus, holder: str, lease_seconds: float) -> tuple[str
 async def claim_run(bus: Bus, run_id: str, holder: str, log: Logger) -> tuple[Claim, FencedLog[TrainerRecord]]:
     """Read the run, choose the newest whole checkpoint, and append LINEAGE before anything is loaded.
 
+    A run that has none yet starts from its model, or from the checkpoint of another run that it was forked from.
+
     Raises:
         FencedError: another trainer claimed the run at the same time.
+        RunFailedError: the checkpoint that it was forked from is gone or damaged, which is on record now.
         ConfigError: the run's spec cannot be read by this release.
         PermanentError: NATS has lost ledger records that the checkpoint covers.
     """
-    created = await _first_record(bus, run_id)
+    created, first = await _first_record(bus, run_id)
     spec = parse_run_spec(json.loads(created.spec_json))
     records = trainer_log(bus, run_id)
     entries = await records.read()
@@ -104,8 +131,20 @@ async def claim_run(bus: Bus, run_id: str, holder: str, log: Logger) -> tuple[Cl
     if starts:
         await _keep_interval(spec, starts[-1][1], log)
     lineage = 1 + max((lineage for lineage, _ in starts), default=0)
-    await records.append(Lineage(lineage, holder, restored.record.k if restored else 0))
-    return Claim(run_id, spec, created.config_hash, lineage, restored), records
+    await records.append(Lineage(lineage, holder, restored.record.k if restored else created.first_step))
+    if restored is None and created.origin is not None:
+        restored = await _of_another_run(created.origin, lineage, records)
+    return Claim(run_id, spec, created.config_hash, lineage, restored, first), records
+
+
+async def _of_another_run(origin: Origin, lineage: int, records: FencedLog[TrainerRecord]) -> Restored:
+    """The checkpoint that a run was forked from, verified."""
+    try:
+        return Restored(origin.checkpoint, await asyncio.to_thread(verify, origin.checkpoint), (), foreign=True)
+    except PermanentError as error:
+        reason = f"this run was forked from run {origin.run_id}, of which {error}; fork a checkpoint that is there"
+        await records.append(TrainingFailed(lineage, reason))
+        raise RunFailedError(reason) from None
 
 
 async def _keep_interval(spec: RunSpec, last_start: datetime, log: Logger) -> None:
@@ -120,7 +159,7 @@ async def _keep_interval(spec: RunSpec, last_start: datetime, log: Logger) -> No
 def fit_to_ranks(claim: Claim, world_size: int, log: Logger, root: Path | None = None) -> Claim:
     """The claim with a checkpoint that so many ranks can load: converted, if another number wrote it.
 
-    The converted one lies beside the checkpoint, or in `root`, if the checkpoint is somebody else's.
+    The converted one lies beside the checkpoint, or in `root`, which must be there if the checkpoint is another run's.
 
     Raises:
         PermanentError: it cannot be converted.
@@ -154,11 +193,11 @@ async def _live_runs(bus: Bus) -> list[str]:
     return [run_id for _, run_id in sorted(found)]
 
 
-async def _first_record(bus: Bus, run_id: str) -> RunCreated:
-    async for _, payload, _ in read_stream(bus, subjects.LEDGER, subjects.ledger(run_id)):
+async def _first_record(bus: Bus, run_id: str) -> tuple[RunCreated, tuple[int, bytes]]:
+    async for sequence, payload, _ in read_stream(bus, subjects.LEDGER, subjects.ledger(run_id)):
         record = decode_ledger(payload)
         if isinstance(record, RunCreated):
-            return record
+            return record, (sequence, payload)
         break
     raise ConfigError(f"LEDGER of run {run_id} does not begin with its spec")
 

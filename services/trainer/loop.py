@@ -17,6 +17,10 @@ def follow(trainer: Trainer, agenda: Agenda | None, ranks: Ranks) -> None:
     on failure:   the process ends; all ranks start again from the newest whole checkpoint, under the next lineage,
                   and replay the same batches. A refused append (FencedError) means that another trainer has the run
     """
+    if trainer.forked:
+        # From here on nothing of the other run is needed, which may clear up or be deleted.
+        trainer.save()
+        trainer.settle(wait=True)
     trainer.publish()
     while True:
         trainer.settle()

@@ -23,7 +23,7 @@ class Recording:
     created: RunCreated
     spec: RunSpec
     batches: tuple[Batch, ...]
-    """Those whose policy version was published, by index."""
+    """Those whose policy version was published; the first one has the index `created.first_step`."""
     versions: tuple[Version, ...]
     """In the order of their publication, every lineage."""
     checkpoints: tuple[Checkpoint, ...]
@@ -41,6 +41,15 @@ class Recording:
         wanted = (of.version.number - 1, of.version.lineage)
         return next((v for v in self.versions if (v.version.number, v.version.lineage) == wanted), None)
 
+    @property
+    def end(self) -> int:
+        """Training steps that are in the newest weights."""
+        return self.created.first_step + len(self.batches)
+
+    def batches_from(self, k: int) -> tuple[Batch, ...]:
+        """Batch k and all after it."""
+        return self.batches[k - self.created.first_step :]
+
     def is_retained(self, batch: Batch) -> bool:
         """Whether all rollouts of the batch are still there."""
         sequences = [sequence for g in batch.groups for r in g.rollouts for sequence in r.sequences]
@@ -48,7 +57,8 @@ class Recording:
 
     def starts(self) -> dict[int, Checkpoint | None]:
         """Where a replay can start, by training step: at the initial policy (None), or at a checkpoint that is here."""
-        found: dict[int, Checkpoint | None] = {0: None}
+        origin = self.created.origin
+        found: dict[int, Checkpoint | None] = {self.created.first_step: origin.checkpoint if origin else None}
         found |= {record.k: record for record in self.checkpoints if Path(record.path).is_dir()}
         return found
 
@@ -59,9 +69,9 @@ class Recording:
             ConfigError: there is none; the text says what is left.
         """
         purged = max((batch.k for batch in self.batches if not self.is_retained(batch)), default=-1)
-        possible = [k for k in self.starts() if purged < k < len(self.batches)]
+        possible = [k for k in self.starts() if purged < k < self.end]
         if not possible:
-            there = sorted(k for k in self.starts() if k)
+            there = sorted(record.k for record in self.checkpoints if Path(record.path).is_dir())
             raise ConfigError(
                 f"run {self.created.run_id}: of its {len(self.batches)} trained batches those below {purged + 1} have "
                 f"lost their rollouts, and no checkpoint between there and the end is here (here: {there or 'none'}); "
@@ -86,9 +96,12 @@ class Recording:
 
     def check_from(self, k: int) -> None:
         """Raises: ConfigError: batch k, or one after it, is not there to be trained again."""
-        if k >= len(self.batches):
-            raise ConfigError(f"--from {k}: the run has trained {len(self.batches)} batches, none is left to replay")
-        if gone := [batch.k for batch in self.batches[k:] if not self.is_retained(batch)]:
+        if not self.created.first_step <= k < self.end:
+            begin = self.created.first_step
+            raise ConfigError(
+                f"--from {k}: the run has trained batches {begin} to {self.end - 1}, and none from there on"
+            )
+        if gone := [batch.k for batch in self.batches_from(k) if not self.is_retained(batch)]:
             raise ConfigError(
                 f"--from {k}: the rollouts of batches {gone[0]} to {gone[-1]} are purged; start after them"
             )

@@ -11,6 +11,7 @@ from services.trainer.agenda import Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.claim import Claim
+from services.trainer.forks import wanted_by_forks
 from services.trainer.progress import Progress
 from services.trainer.purge import purge
 from services.trainer.report import StepReport
@@ -40,8 +41,8 @@ class Recorder:
     ) -> None:
         self._nats, self._bus, self._claim, self._log = nats, bus, claim, log
         self._records, self._agenda, self._store = records, agenda, store
-        self._verified: Checkpoint | None = claim.restored.record if claim.restored else None
-        self._kept = [*claim.restored.older, claim.restored.record] if claim.restored else []
+        self._kept = list(claim.checkpoints)
+        self._verified: Checkpoint | None = self._kept[-1] if self._kept else None
         self._world_size, self._address = world_size, weights_address
         self._form = trained_form(claim.spec)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -74,7 +75,9 @@ class Recorder:
             updated_steps=progress.updated_steps,
             lora=self._form,
         )
-        self._sealing = self._disk.submit(self._store.commit, folder, manifest, self._agenda.records)
+        # The record that created the run is in every copy: each checkpoint tells by itself what it belongs to.
+        copy = [self._claim.created, *(r for r in self._agenda.records if r[0] != self._claim.created[0])]
+        self._sealing = self._disk.submit(self._store.commit, folder, manifest, copy)
         self._agenda.saved()
 
     def settle(self, wait: bool) -> None:
@@ -91,7 +94,8 @@ class Recorder:
         self._purge()
         self._verified = record
         self._kept.append(record)
-        self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint)
+        wanted = self._nats.call(wanted_by_forks(self._bus, self._claim.run_id), wait="forks")
+        self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint, wanted)
         metrics.checkpointed(record.k)
         self._log.info("checkpoint_stored", k=record.k, path=record.path)
 

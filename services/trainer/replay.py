@@ -78,7 +78,7 @@ def _prepare(
         try:
             recording = parts.nats.call(read_recording(parts.bus, run_id), "recording", CALL_SECONDS)
             claim = fit_to_ranks(_claim(recording, start), parts.ranks.world_size, log, scratch)
-            plan = _Plan(claim, recording.batches[claim.k :])
+            plan = _Plan(claim, recording.batches_from(claim.k))
             comparison = Comparison(recording, lambda version: _recorded_folder(parts.nats, version, scratch))
         except SluiceError as error:
             failure = error
@@ -93,7 +93,8 @@ def _claim(recording: Recording, start: str | None) -> Claim:
     created = recording.created
     record = _checkpoint_at(recording, start)
     try:
-        restored = None if record is None else Restored(record, verify(record), ())
+        foreign = created.origin is not None and record == created.origin.checkpoint
+        restored = None if record is None else Restored(record, verify(record), (), foreign=foreign)
     except PermanentError as error:
         raise ConfigError(f"a replay cannot start there: {error}") from None
     return Claim(created.run_id, recording.spec, created.config_hash, 0, restored)

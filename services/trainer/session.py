@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from services.trainer import metrics
@@ -111,7 +112,7 @@ class Session:
             try:
                 claimed = claim_run(self.bus, run_id, instance_name("trainer"), self.log)
                 claim, records = self.nats.call(claimed, "claim", CLAIM_SECONDS)
-                claim = fit_to_ranks(claim, self.ranks.world_size, self.log)
+                claim = fit_to_ranks(claim, self.ranks.world_size, self.log, self._universal_root(claim))
                 if claim.spec.weights.transport == "grpc":
                     check_listening(self.settings.weights_bind, "SLUICE_WEIGHTS_BIND")
             except SluiceError as error:
@@ -133,13 +134,18 @@ class Session:
         if weight_server is not None:
             self.nats.call(weight_server.stop(), "weights server")
 
+    def _universal_root(self, claim: Claim) -> Path | None:
+        """Nothing is written beside a checkpoint of another run, whose trainer may clear up there."""
+        foreign = claim.restored is not None and claim.restored.foreign
+        return self.settings.checkpoints_dir / claim.run_id if foreign else None
+
     def _agenda(self, claim: Claim) -> Agenda:
         feed = LedgerFeed(self.nats, self.bus, claim.run_id)
         agenda = Agenda(
             feed, claim.spec, lambda: self.nats.call(rollouts_nearly_full(self.bus), "rollouts size"), self.log
         )
         if claim.restored is not None:
-            agenda.resume(claim.k, claim.restored.manifest.ledger_sequence)
+            agenda.resume(claim.k, claim.covered)
         return agenda
 
     def _recorder(

@@ -76,9 +76,14 @@ class Trainer:
         self._rate = LearningRate(claim.spec)
         self.k = claim.k
         self.progress = Progress(claim.updates, claim.updated_steps)
-        self.chain = claim.restored.manifest.chain if claim.restored else chain.genesis(claim.config_hash)
+        self.chain = claim.chain
         self._seconds: dict[str, float] = {}
         self._idle_since = time.monotonic()
+
+    @property
+    def forked(self) -> bool:
+        """The weights are those of another run's checkpoint: this run has none of its own."""
+        return self._claim.restored is not None and self._claim.restored.foreign
 
     @property
     def version(self) -> PolicyVersion:

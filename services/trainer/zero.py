@@ -25,6 +25,8 @@ from sluice.errors import ConfigError
 ENGINE_FOLDER = "engine"
 GATHER_BYTES = 128 << 20
 """Parameters gathered at a time when weights are published."""
+OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay")
+"""What a checkpoint holds of them beside the learning rate, which every step sets."""
 SHM_OP = "deepspeed_shm_comm"
 
 
@@ -147,10 +149,16 @@ class ZeroEngine:
         )
 
     def load(self, folder: Path) -> None:
-        """Read back what `save` wrote with the same number of ranks, or its universal form."""
+        """Read back what `save` wrote with the same number of ranks, or its universal form.
+
+        The optimizer keeps the settings of the spec: those of the checkpoint may be of the run that was forked.
+        """
+        settings = [{name: group[name] for name in OPTIMIZER_SETTINGS} for group in self._optimizer.param_groups]
         _, client_state = self._engine.load_checkpoint(
             str(folder), tag=ENGINE_FOLDER, load_module_strict=not self._adapters.names
         )
+        for group, own in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(own)
         torch.set_rng_state(client_state["torch_rng"])
 
     def _gathered(self, block: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
