@@ -147,9 +147,49 @@ TAIL = Section(
     ),
 )
 
+_GROUPS, _GROUPS_KEPT = (f"sluice_prompt_groups{end}" for end in ("_total", "_kept_total"))
+
+
+def keep_rate_by(label: str) -> Query:
+    """Kept of scored groups, for each value of a label."""
+    kept, scored = (total(rate(counter, window=WINDOW), label) for counter in (_GROUPS_KEPT, _GROUPS))
+    return Query(share(kept, scored), f"{{{{{label}}}}} · {{{{run}}}}")
+
+
+CURRICULUM = Section(
+    "Prompts",
+    (
+        Panel(
+            "Keep rate by data source",
+            "Kept groups of scored groups. A source near 0 costs generation and teaches nothing.",
+            (keep_rate_by("data_source"),),
+            unit="percentunit",
+            maximum=1,
+        ),
+        Panel(
+            "Keep rate by difficulty",
+            "By how often the policy had been right at the prompt before. `always_right` and `always_wrong` near 0: "
+            "`[curriculum]` can skip them by lot.",
+            (keep_rate_by("difficulty"),),
+            unit="percentunit",
+            maximum=1,
+        ),
+        Panel(
+            "Skipped prompts",
+            "Turns of the data order a minute that were passed over, and prompts that return by chance only.",
+            (
+                Query(
+                    f"60 * {total(rate('sluice_prompts_skipped_total', window=WINDOW))}", "skipped a minute · {{run}}"
+                ),
+                Query(f"max by (namespace, run, outcome) ({runs('sluice_prompts_by_lot')})", "{{outcome}} · {{run}}"),
+            ),
+        ),
+    ),
+)
+
 PAGE = Page(
     uid="sluice-sampling",
     title="Sluice: dynamic sampling and staleness",
     says="What the filter keeps and drops, what is under way, and how old it is when it trains.",
-    sections=(FILTER, QUEUE, STALENESS, TAIL),
+    sections=(FILTER, QUEUE, STALENESS, TAIL, CURRICULUM),
 )

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sluice.cli.connection import At, wait_for
+from sluice.cli.prompt_screen import show_prompts
 from sluice.cli.resolve import resolve
 from sluice.cli.submit import Overrides, RunFile
 from sluice.cli.truths import refuse_unusable_truths
@@ -27,6 +29,8 @@ QUANTILES = (0.5, 0.9, 0.99, 1.0)
 Rows = Annotated[int, typer.Option("--rows", min=1, help="How many prompts, in the order in which they are issued.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for prompts.parquet and manifest.json.", show_default=False)]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the lengths into this PNG file too.")]
+MaybeRunFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help="The run file.", show_default=False)]
+OfRun = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Show what this run's prompts have shown.")]
 AnyTruth = Annotated[bool, typer.Option("--any-truth", help="Do not ask the verifiers about the ground truths.")]
 
 app = typer.Typer(help="Look at training data, count it, and prepare it once for many runs.", no_args_is_help=True)
@@ -45,8 +49,24 @@ def inspect(file: RunFile, overrides: Overrides = [], rows: Rows = 2) -> None:  
 
 
 @app.command()
-def stats(file: RunFile, overrides: Overrides = [], plot: Plot = None) -> None:  # noqa: B006  # typer reads the default
-    """Count a run's prompts: by file and data source, copies, over-long ones, and how long they are."""
+def stats(
+    file: MaybeRunFile = None,
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nobody changes it
+    plot: Plot = None,
+    run: OfRun = None,
+    at: At = None,
+) -> None:
+    """Count a run's prompts: by file and data source, copies, over-long ones, and how long they are.
+
+    With --run: what the prompts of a run have shown so far, by data source and difficulty.
+    """
+    if run is not None:
+        if file or overrides or plot:
+            raise ConfigError("--run RUN asks a coordinator: RUN_FILE, --set and --plot do not go with it")
+        wait_for(show_prompts(run, at))
+        return
+    if file is None:
+        raise ConfigError("RUN_FILE is missing: name a run file to count its data, or --run RUN for a run's prompts")
     spec = resolve(file, overrides)
     table = _load(spec)
     rows = [table.row(index) for index in range(len(table))]

@@ -16,6 +16,7 @@ from services.coordinator.curriculum import Curriculum
 from services.coordinator.draws import Draws
 from sluice.audit.findings import Fault
 from sluice.audit.recount import audit
+from sluice.cli import main
 from sluice.data import load_prompts
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
@@ -129,7 +130,7 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch(
 
 
 async def test_skips_are_on_record_and_a_successor_goes_on_in_the_same_order(
-    alone: tuple[list[Coordinator], Bus], nats_server: NatsServer
+    alone: tuple[list[Coordinator], Bus], nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     coordinators, bus = alone
     chosen = {"skip_all_correct_after": 1, "return_probability": 0.2}
@@ -172,6 +173,9 @@ async def test_skips_are_on_record_and_a_successor_goes_on_in_the_same_order(
     assert (told["draws"], told["rows"]) == (draws.next, len(table))
     shown = {entry["row"]: (entry["skipped"], entry["scored"], entry["accuracy"]) for entry in told["prompts"]}
     assert shown == {row: (s.skipped, s.scored, s.accuracy) for row, s in again.rows.items()}
+    assert await asyncio.to_thread(main, ["data", "stats", "--run", view["id"], "--at", coordinators[1].url]) == 0
+    printed = capsys.readouterr().out
+    assert all(difficulty in printed for difficulty in ("unseen", "mostly_right", "always_right", "without skips"))
     report = await audit(bus, view["id"])
     assert not [finding for finding in report.findings if finding.kind in {Fault.ISSUE_NUMBERS, Fault.TALLY}]
 
