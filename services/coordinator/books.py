@@ -9,9 +9,11 @@ class Books:
     """Counts of the whole run (`tally`), and what has happened since the last batch, which the next BATCH carries."""
 
     def __init__(self, last: Batch | None = None) -> None:
-        self.tally = last.tally if last else Tally()
+        tally = last.tally if last else Tally()
+        self._issued_in_all, self._trained = tally.issued, tally.trained
+        self._dropped_in_all = dict(tally.dropped)
+        self._scored, self._kept = tally.scored_groups, tally.kept_groups
         self.issued = 0
-        self.sampled = SamplingStats()
         self.dropped: list[tuple[int, DropReason]] = []
         self.unrecorded: dict[int, DropReason] = {}
         """Dropped by their outcomes, and not yet named by a record: the next BATCH names them, or a DROP at the end."""
@@ -19,21 +21,38 @@ class Books:
         """Given up by a DROP record before their group was stored: should it come, its outcomes are statistics."""
         self._counted = last.groups_seen if last else 0
         """GROUPS sequence up to which an earlier BATCH has counted."""
+        self._groups = self._rollouts = self._tokens = self._truncated = 0
+        self._reward_sum = self._acc_sum = 0.0
+
+    @property
+    def tally(self) -> Tally:
+        """Counts of the run as of now."""
+        return Tally(self._issued_in_all, self._trained, dict(self._dropped_in_all), self._scored, self._kept)
+
+    @property
+    def sampled(self) -> SamplingStats:
+        """Of the groups stored since the last batch."""
+        return SamplingStats(
+            groups=self._groups,
+            rollouts=self._rollouts,
+            reward_sum=self._reward_sum,
+            acc_sum=self._acc_sum,
+            length_sum=self._tokens,
+            truncated=self._truncated,
+            tokens=self._tokens,
+        )
 
     def issue(self, count: int, issued: int) -> None:
         """`count` more groups, `issued` in all."""
         self.issued += count
-        t = self.tally
-        self.tally = Tally(issued, t.trained, t.dropped, t.scored_groups, t.kept_groups)
+        self._issued_in_all = issued
 
     def drop(self, n: int, reason: DropReason, recorded: bool) -> None:
         """A live group is settled without training; `recorded`: by a DROP record, otherwise by its outcomes."""
         self.dropped.append((n, reason))
         if not recorded:
             self.unrecorded[n] = reason
-        t = self.tally
-        dropped = {**t.dropped, reason: t.dropped.get(reason, 0) + 1}
-        self.tally = Tally(t.issued, t.trained, dropped, t.scored_groups, t.kept_groups)
+        self._dropped_in_all[reason] = self._dropped_in_all.get(reason, 0) + 1
 
     def expect_late(self, n: int) -> None:
         """Group n was given up while in flight."""
@@ -59,14 +78,11 @@ class Books:
             acc += rollout.acc
             length += rollout.length
             truncated += rollout.finish_reason is FinishReason.LENGTH
-        s, t = self.sampled, self.tally
-        self.sampled = SamplingStats(
-            groups=s.groups + 1,
-            rollouts=s.rollouts + len(group.rollouts),
-            reward_sum=s.reward_sum + reward,
-            acc_sum=s.acc_sum + acc,
-            length_sum=s.length_sum + length,
-            truncated=s.truncated + truncated,
-            tokens=s.tokens + length,
-        )
-        self.tally = Tally(t.issued, t.trained, t.dropped, t.scored_groups + 1, t.kept_groups + (reason is None))
+        self._groups += 1
+        self._rollouts += len(group.rollouts)
+        self._reward_sum += reward
+        self._acc_sum += acc
+        self._tokens += length
+        self._truncated += truncated
+        self._scored += 1
+        self._kept += reason is None
