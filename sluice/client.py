@@ -73,21 +73,27 @@ class RunsClient:
     ) -> None:
         await self._http.aclose()
 
-    async def create(self, spec: RunSpec, idempotency_key: str | None = None) -> RunView:
+    async def create(self, spec: RunSpec, idempotency_key: str | None = None, checkpoint: str | None = None) -> RunView:
         """Create a run, or find it again by the key it was created with.
 
         Raises:
+        Args:
+            checkpoint: folder of a checkpoint, on the coordinator's machine, that it starts from instead of its model.
+
             ConfigError: also when the key cannot be sent: it is longer than 200 characters, or has others than the
                 printable ones of ASCII.
         """
-        if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
-            raise ConfigError(
-                f"--idempotency-key (Idempotency-Key) = {idempotency_key!r:.80}: must have 1 to 200 characters, all of "
-                "them printable ones of ASCII"
-            )
-        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        headers["Content-Type"] = "application/json"
-        return await self._one(RunView, "POST", "/v1/runs", content=spec.canonical_json, headers=headers)
+        headers = _key_header(idempotency_key) | {"Content-Type": "application/json"}
+        query = {} if checkpoint is None else {"checkpoint": checkpoint}
+        return await self._one(RunView, "POST", "/v1/runs", content=spec.canonical_json, headers=headers, params=query)
+
+    async def fork(
+        self, run_id: str, step: int | None, changes: dict[str, Any], idempotency_key: str | None = None
+    ) -> RunView:
+        """Create a run from a checkpoint of another one (None: its newest), with nested tables over that one's spec."""
+        body = {"step": step, "changes": changes}
+        headers = _key_header(idempotency_key)
+        return await self._one(RunView, "POST", f"/v1/runs/{run_id}/fork", json=body, headers=headers)
 
     async def runs(self) -> tuple[RunView, ...]:
         """All runs, newest first, without their specs."""
@@ -195,6 +201,16 @@ class _Outage:
     """Since when the coordinator has been away, if it is."""
 
     def __init__(self, url: str, on_away: Callable[[], None] | None) -> None:
+def _key_header(key: str | None) -> dict[str, str]:
+    """Raises: ConfigError: the key cannot be sent."""
+    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
+        raise ConfigError(
+            f"--idempotency-key (Idempotency-Key) = {key!r:.80}: must have 1 to 200 characters, all of "
+            "them printable ones of ASCII"
+        )
+    return {"Idempotency-Key": key} if key else {}
+
+
         self._url, self._on_away = url, on_away
         self._clock = asyncio.get_running_loop().time
         self._since: float | None = None

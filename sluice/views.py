@@ -38,6 +38,18 @@ class WaitView(View):
     deadline_seconds: float | None = Field(None, description="When it becomes an error.")
 
 
+class OriginView(View):
+    """The checkpoint of another run that a run started from."""
+
+    run: str
+    step: int = Field(
+        description="Training steps that were in its weights: the first batch of this run has that number."
+    )
+    checkpoint: str = Field(description="Its folder.")
+    draws_again: int = Field(0, description="Draws of the data order that the other run had issued and not settled.")
+    next_draw: int = Field(0, description="Where the data order goes on after those; 0: at its beginning.")
+
+
 class CountsView(View):
     """issued = trained + Σ dropped + live; `kept` counts groups that have waited for, or gone into, a batch."""
 
@@ -83,9 +95,11 @@ class RunView(View):
     first_issue_at: datetime | None = Field(None, description="Server time of the first ISSUE record.")
     finished_at: datetime | None = None
     training_steps: int = Field(0, description="Training steps whose policy version is published.")
-    batches: int = Field(0, description="Batches emitted.")
+    batches: int = Field(0, description="Batches emitted; of a fork, with those that its checkpoint had.")
     total_steps: int
     policy_version: str | None = Field(None, description="Newest published policy version, e.g. v12.1.")
+    forked_from: OriginView | None = Field(None, description="Where it started, if not from its model.")
+    forks: tuple[str, ...] = Field((), description="Runs that started from a checkpoint of this one; absent in lists.")
     counts: CountsView = CountsView()
     waits: tuple[WaitView, ...] = Field((), description="Who waits for whom, the longest first.")
     bottleneck: BottleneckView | None = Field(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI
 
@@ -37,16 +37,32 @@ class RunDirectory(Protocol):
     `sluice.errors.TransientError` or `WaitTimeoutError`, which become 503.
     """
 
-    async def create(self, spec: RunSpec, idempotency_key: str | None) -> RunView:
+    async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
         """Store a new run as queued. The same key with the same spec gives the same run again.
 
         Raises:
+        Args:
+            checkpoint: folder of a checkpoint, of whatever run, that it starts from; None: from its model.
+
             ConfigError: a file or value that only the deployment can judge is wrong (422).
             ConflictError: the key was used for another spec.
         """
         ...
 
     async def list(self) -> Sequence[RunView]:
+    async def fork(self, run_id: str, step: int | None, changes: dict[str, Any], key: str | None) -> RunView:
+        """Store a new run as queued that starts from a checkpoint of another one.
+
+        Args:
+            step: of the checkpoint; None: the newest.
+            changes: nested tables of a run file, put over the other run's spec.
+
+        Raises:
+            ConfigError: a change is wrong, or cannot be made to a checkpoint (422).
+            ConflictError: the run has no checkpoint, or the key was used for another spec.
+        """
+        ...
+
         """All runs, newest first, without their specs."""
         ...
 

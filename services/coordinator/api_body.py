@@ -33,6 +33,17 @@ class ControlBody(BaseModel):
     reason: str = Field("", max_length=500)
 
 
+class ForkBody(BaseModel):
+    """Which checkpoint, and what is to be different."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    step: int | None = Field(None, ge=0, description="Training step of the checkpoint; unset: the newest one.")
+    changes: dict[str, Any] = Field(
+        default_factory=dict, description='Tables of a run file over those of the run, e.g. {"optim": {"lr": 1e-6}}.'
+    )
+
+
 async def read_run_spec(request: Request) -> RunSpec:
     """Dependency of POST /v1/runs.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, read_run_spec
+from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, ForkBody, read_run_spec
 from services.coordinator.api_problems import responses
 from sluice.config import RunSpec
 from sluice.prompt_views import PromptsView
@@ -38,6 +38,15 @@ After = Annotated[int, Query(ge=-1, le=MAX_ISSUE_NUMBER, description="Only entri
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most entries of one answer.")]
 Control = Annotated[ControlBody | None, Body(description="Optional.")]
 IdempotencyKey = Annotated[
+Fork = Annotated[ForkBody | None, Body(description="Optional: without it, the newest checkpoint and no change.")]
+Folder = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=4096,
+        description="Start from this checkpoint instead of the model: a folder on the coordinator's machine.",
+    ),
+]
     str | None,
     Header(
         max_length=200, pattern=r"^[\x21-\x7e]+$", description="Repeating a key with the same spec creates nothing."
@@ -66,8 +75,9 @@ async def create_run(
     spec: Annotated[RunSpec, Depends(read_run_spec)],
     idempotency_key: IdempotencyKey = None,
 ) -> RunView:
+    checkpoint: Folder = None,
     """Create a run. It is queued until a trainer and a rollout worker have joined it."""
-    run = await runs.create(spec, idempotency_key)
+    run = await runs.create(spec, idempotency_key, checkpoint)
     response.headers["Location"] = f"/v1/runs/{run.id}"
     return run
 
@@ -103,6 +113,17 @@ async def stop_run(runs: Runs, run_id: RunId, body: Control = None) -> RunView:
 
 
 @router.get("/runs/{run_id}/steps", tags=["progress"], responses=ONE_RUN)
+@router.post("/runs/{run_id}/fork", status_code=201, tags=["runs"], responses=STEER)
+async def fork_run(
+    runs: Runs, run_id: RunId, response: Response, body: Fork = None, idempotency_key: IdempotencyKey = None
+) -> RunView:
+    """Create a run that goes on from a checkpoint of this one, which may be in any state, with changes to its spec."""
+    wanted = body or ForkBody()
+    run = await runs.fork(run_id, wanted.step, wanted.changes, idempotency_key)
+    response.headers["Location"] = f"/v1/runs/{run.id}"
+    return run
+
+
 async def list_steps(runs: Runs, run_id: RunId, after: After = -1, limit: Limit = 100) -> list[StepView]:
     """Training steps with their metrics, lowest first."""
     return list(await runs.steps(run_id, after, limit))

@@ -8,8 +8,10 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from services.coordinator import forking
 from services.coordinator.api_problems import ConflictError, MissingError
 from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
@@ -22,7 +24,7 @@ from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.status import LiveStatus
 from services.coordinator.workers import registered_workers
-from sluice.config import RunSpec
+from sluice.config import RunSpec, changed
 from sluice.data import check_model, load_prompts, manifest_of
 from sluice.errors import ConfigError, FencedError
 from sluice.prompt_views import PromptsView
@@ -46,6 +48,7 @@ from sluice.wire import subjects
 
 
 class Directory:
+from sluice.wire.checkpoint import record_of
     """Implements `services.coordinator.api.RunDirectory`; every replica gives the same answers."""
 
     def __init__(self, bus: Bus, runs: RunReader, board: StatusBoard, allow_remote_code: bool) -> None:
@@ -54,12 +57,25 @@ class Directory:
         self._groups, self._prompts = GroupReader(bus, sources), PromptReader(bus, sources)
         self._allow_remote_code = allow_remote_code
 
-    async def create(self, spec: RunSpec, idempotency_key: str | None) -> RunView:
+    async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
+        source = None if checkpoint is None else await self._source_of_folder(Path(checkpoint))
+        return await self._create(spec, idempotency_key, source)
+
+    async def fork(self, run_id: str, step: int | None, changes: dict[str, Any], key: str | None) -> RunView:
+        history = await self._history(run_id)
+        source = await forking.source_of_run(self._bus, history, forking.checkpoint_of(history, step))
+        return await self._create(changed(history.spec, changes), key, source)
+
+    async def _create(self, spec: RunSpec, idempotency_key: str | None, source: forking.Source | None) -> RunView:
+        self._evaluations = EvaluationReader(bus)
         """Check what only the deployment can, then store RUN_CREATED as the run's first LEDGER record."""
         manifest = await self._check(spec)
         run_id = f"{spec.name}-{_suffix(idempotency_key)}"
         log = ledger_log(self._bus, run_id)
+        if source is not None:
+            forking.check_fork(spec, source.history.spec, source.checkpoint.k)
         record = RunCreated(run_id, spec.canonical_json, spec.config_hash, json.dumps(manifest))
+        origin = None if source is None else forking.origin_of(source, spec, manifest)
         try:
             await log.append(record)
         except FencedError:
@@ -123,6 +139,8 @@ class Directory:
     async def workers(self) -> Sequence[WorkerView]:
         return await registered_workers(self._bus)
 
+        return await self._evaluations.list(await self._history(run_id))
+
     async def healthy(self) -> bool:
         return not self._bus.nc.is_closed
 
@@ -150,7 +168,9 @@ class Directory:
                 f"data.total_epochs = {spec.data.total_epochs} over {len(table)} prompts gives fewer groups than "
                 f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
             )
-        return await asyncio.to_thread(manifest_of, spec, table)
+        sets = await load_sets(spec, {})
+        manifest = await asyncio.to_thread(manifest_of, spec, table)
+        return manifest | ({"evaluation": {chosen.name: chosen.facts for chosen in sets}} if sets else {})
 
     async def _check_room(self, spec: RunSpec) -> None:
         room = (await self._bus.js.stream_info(subjects.ROLLOUTS)).config.max_bytes or 0
@@ -169,9 +189,17 @@ class Directory:
                 f"takes messages of {largest}: lower one of the two, or raise the server's max_payload"
             )
 
-    async def _created_before(self, run_id: str, spec: RunSpec) -> RunView:
+    async def _source_of_folder(self, folder: Path) -> forking.Source:
+        """By its run's records where this server has them, else by what is in the folder."""
+        run_id, checkpoint = await asyncio.to_thread(record_of, folder)
+        history = await self._runs.get(run_id)
+        if history is None:
+            return await asyncio.to_thread(forking.source_of_folder, folder)
+        return await forking.source_of_run(self._bus, history, checkpoint)
+
+    async def _created_before(self, run_id: str, record: RunCreated) -> RunView:
         history = await self._history(run_id)
-        if history.config_hash != spec.config_hash:
+        if history.config_hash != record.config_hash:
             raise ConflictError(
                 f"this Idempotency-Key created run {run_id} with config hash {history.config_hash}, "
                 f"not {spec.config_hash}",

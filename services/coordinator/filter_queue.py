@@ -43,9 +43,9 @@ class FilterQueue:
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
-        self.k = 0
+        self.k = rules.first_step
         """Index of the next batch."""
-        self.version = 0
+        self.version = rules.first_step
         """Highest policy version number ever published, also after a trainer's rollback."""
         self.next_n = 0
         self.skipped = 0

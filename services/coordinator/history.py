@@ -18,6 +18,7 @@ from sluice.types import (
     Issue,
     LedgerRecord,
     Lineage,
+    Origin,
     RunCreated,
     RunState,
     StateChange,
@@ -67,11 +68,23 @@ class RunHistory:
         self.training_failed: str | None = None
         """Why training cannot go on, if the trainer said so."""
         self.version_number = -1
-        """Highest number ever published; -1 before v0."""
+        """Highest number ever published; -1 before the first."""
+        self.origin: Origin | None = None
+        """The checkpoint of another run that this one was forked from."""
+
+    @property
+    def first_step(self) -> int:
+        """Training steps that were in the weights when the run began: its first batch has this index."""
+        return self.origin.checkpoint.k if self.origin else 0
+
+    @property
+    def end_step(self) -> int:
+        """One past the index of the last batch."""
+        return self.first_step + len(self.batches)
 
     @property
     def training_steps(self) -> int:
-        return max(self.version_number, 0)
+        return max(self.version_number, self.first_step)
 
     @property
     def next_n(self) -> int:
@@ -80,7 +93,7 @@ class RunHistory:
     @property
     def checkpointed(self) -> bool:
         """The newest checkpoint covers every batch."""
-        return not self.batches or (bool(self.checkpoints) and self.checkpoints[-1].k >= len(self.batches))
+        return not self.batches or (bool(self.checkpoints) and self.checkpoints[-1].k >= self.end_step)
 
     def recent_reward(self) -> float | None:
         """Mean reward over all sampled groups of the last five training steps; None before there are five."""
@@ -98,9 +111,9 @@ class RunHistory:
     def fold_ledger(self, entry: Entry[LedgerRecord]) -> None:
         """Take the next LEDGER record."""
         match entry.record:
-            case RunCreated(_, spec_json, config_hash, data_json):
+            case RunCreated(_, spec_json, config_hash, data_json, origin):
                 self.spec, self.config_hash = parse_run_spec(json.loads(spec_json)), config_hash
-                self.data_manifest = json.loads(data_json or "{}")
+                self.data_manifest, self.origin = json.loads(data_json or "{}"), origin
                 self.created_at = entry.time
                 self.generation_limit = self.spec.filter.max_generation_batches
             case Issue():

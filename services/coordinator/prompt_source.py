@@ -37,6 +37,8 @@ class PromptSource:
         """
         table = await asyncio.to_thread(load_prompts, history.spec)
         check_unchanged(history.data_manifest, table)
+        if history.origin is not None:
+            table = table.going_on_from(history.origin)
         stops = await asyncio.to_thread(stop_token_ids, history.spec)
         tokenizer = await asyncio.to_thread(tokenizer_of, history.spec)
         rows = await asyncio.to_thread(lambda: Counter(map(table.data_source, range(len(table)))))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from sluice.config import FilterConfig, RunSpec
+from sluice.types import Origin
 from sluice.wire.codec import MAX_PART_BYTES
 
 BYTES_PER_TOKEN = 7
@@ -36,9 +37,11 @@ class QueueRules:
     overissue: int = 0
     train_last: bool = True
     data_limit: int | None = None
+    first_step: int = 0
+    """Index of the run's first batch, and number of the policy version that it starts from."""
 
     @classmethod
-    def of(cls, spec: RunSpec, data_size: int) -> Self:
+    def of(cls, spec: RunSpec, data_size: int, origin: Origin | None = None) -> Self:
         epochs = spec.data.total_epochs
         return cls(
             batch_size=spec.trainer.prompts_per_step,
@@ -48,7 +51,8 @@ class QueueRules:
             drop_stragglers=spec.asynchrony.stragglers == "drop",
             overissue=spec.asynchrony.overissue,
             train_last=spec.trainer.last_batch == "train",
-            data_limit=None if epochs is None else epochs * data_size,
+            data_limit=None if epochs is None else _draws_left(epochs * data_size, origin),
+            first_step=origin.checkpoint.k if origin else 0,
         )
 
     @property
@@ -58,6 +62,11 @@ class QueueRules:
     @property
     def gen_batch_size(self) -> int:
         return self.filter.gen_batch_size or self.batch_size
+
+
+def _draws_left(draws: int, origin: Origin | None) -> int:
+    """Draws that the data order has for a run, of `draws` in all."""
+    return draws if origin is None else len(origin.again) + max(0, draws - origin.next_draw)
 
 
 def rollouts_room(spec: RunSpec) -> int:

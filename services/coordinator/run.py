@@ -113,7 +113,9 @@ class Run:
         self.prompts = await PromptSource.load(history)
         self.curriculum = self.prompts.curriculum(history.spec)
         await asyncio.to_thread(self._recall)
-        self.queue = FilterQueue.restore(QueueRules.of(history.spec, len(self.prompts.table)), history.last_batch)
+        self.queue = FilterQueue.restore(
+            QueueRules.of(history.spec, len(self.prompts.table), history.origin), history.last_batch
+        )
         self.queue.generation_limit = history.generation_limit
         for record in history.since_batch:
             self.queue.commit(record)
@@ -266,10 +268,12 @@ def _new(waits: Iterable[WaitView], known: set[str], most: float = math.inf) -> 
 
 async def announce(bus: Bus, history: RunHistory) -> None:
     """Tell trainers and workers which runs there are."""
-    entry = {
+    entry: dict[str, Any] = {
         "state": str(history.state),
         "created_at": history.created_at.timestamp(),
         "config_hash": history.config_hash,
     }
     bucket = await bus.bucket(subjects.RUNS_BUCKET)
     await bucket.put(history.run_id, json.dumps(entry).encode())
+    if (origin := history.origin) is not None:
+        entry["origin"] = {"run": origin.run_id, "checkpoint": f"{origin.checkpoint.k}.{origin.checkpoint.lineage}"}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from nats.js.errors import NotFoundError
+
 from services.coordinator.history import RunHistory
-from sluice.transport.log import FencedLog, ledger_log, trainer_log
+from sluice.transport.log import FencedLog, last_sequence, ledger_log, trainer_log
 from sluice.transport.nats import Bus
-from sluice.types import LedgerRecord, TrainerRecord
+from sluice.types import LedgerRecord, RunCreated, TrainerRecord
 from sluice.wire import subjects
+from sluice.wire.records import decode_ledger
 
 
 class RunReader:
@@ -17,36 +20,73 @@ class RunReader:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._known: dict[str, _Reading] = {}
+        self._parents: dict[str, str | None] = {}
 
     async def get(self, run_id: str) -> RunHistory | None:
         """The run as it stands now, or None if there is none of that id."""
         reading = self._known.get(run_id) or _Reading(self._bus, run_id)
         history = await reading.refresh()
-        if history is not None:
+        if history is None:
+            self._known.pop(run_id, None)
+        else:
             self._known[run_id] = reading
         return history
 
     async def all(self) -> list[RunHistory]:
         """All runs, newest first."""
-        info = await self._bus.js.stream_info(subjects.LEDGER, subjects_filter=subjects.ledger("*"))
-        ids = [subject.split(".", 1)[1] for subject in info.state.subjects or {}]
-        found = [history for run_id in ids if (history := await self.get(run_id)) is not None]
+        found = [history for run_id in await self._ids() if (history := await self.get(run_id)) is not None]
         return sorted(found, key=lambda history: history.created_at, reverse=True)
+
+    async def forks_of(self, run_id: str) -> list[str]:
+        """Ids of the runs that started from a checkpoint of this one."""
+        ids = await self._ids()
+        for other in ids:
+            if other not in self._parents:  # said by a run's first record, once and for all
+                self._parents[other] = await self._parent(other)
+        return sorted(other for other in ids if self._parents[other] == run_id)
+
+    async def _ids(self) -> list[str]:
+        info = await self._bus.js.stream_info(subjects.LEDGER, subjects_filter=subjects.ledger("*"))
+        return [subject.split(".", 1)[1] for subject in info.state.subjects or {}]
+
+    async def _parent(self, run_id: str) -> str | None:
+        try:
+            message = await self._bus.js.get_msg(subjects.LEDGER, 1, subjects.ledger(run_id), direct=True, next=True)
+        except NotFoundError:  # deleted meanwhile
+            return None
+        created = decode_ledger(message.data or b"")
+        return created.origin.run_id if isinstance(created, RunCreated) and created.origin else None
 
 
 class _Reading:
     """One run's subjects, read incrementally; callers at the same time share one read."""
 
     def __init__(self, bus: Bus, run_id: str) -> None:
+        self._bus = bus
         self._history = RunHistory(run_id)
         self._ledger: FencedLog[LedgerRecord] = ledger_log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
         self._reading = asyncio.Lock()
 
     async def refresh(self) -> RunHistory | None:
+        """The run's history; None if there is no such run, or none any more."""
         async with self._reading:
             for entry in await self._ledger.read():
+                if isinstance(entry.record, RunCreated):
+                    self._begin()
                 self._history.fold_ledger(entry)
             for record in await self._trainer.read():
                 self._history.fold_trainer(record)
-        return self._history if self._ledger.last else None
+            if not self._ledger.last or (self._history.state.terminal and await self._is_deleted()):
+                return None
+        return self._history
+
+    def _begin(self) -> None:
+        """A run begins here, perhaps after another of this id that was deleted."""
+        run_id = self._history.run_id
+        self._history, self._trainer = RunHistory(run_id), trainer_log(self._bus, run_id)
+
+    async def _is_deleted(self) -> bool:
+        """Only a run that has ended can be."""
+        subject = subjects.ledger(self._history.run_id)
+        return await last_sequence(self._bus, subjects.LEDGER, subject) < self._ledger.last

@@ -1,8 +1,8 @@
 """Checkpoints on disk: complete, durable and verifiable, or not there.
 
-`<data>/checkpoints/<run>/<k>.<lineage>/` holds what DeepSpeed wrote, `ledger.bin` with the LEDGER records since the
-previous checkpoint, and `manifest.json` that names every file with its size and checksum. The checksum of the manifest
-is in the CHECKPOINT record, so the record vouches for all of it.
+`<data>/checkpoints/<run>/<k>.<lineage>/` holds what DeepSpeed wrote, `ledger.bin` with the LEDGER record that created
+the run and those since the previous checkpoint, and `manifest.json` that names every file with its size and checksum.
+The checksum of the manifest is in the CHECKPOINT record, so the record vouches for all of it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,17 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sluice.config import CheckpointConfig
-from sluice.errors import ConfigError, PermanentError
+from sluice.errors import PermanentError
 from sluice.types import Checkpoint
+from sluice.wire.checkpoint import LEDGER_FILE, MANIFEST_FILE, checksum, pack_ledger
 
 FORMAT = 1
-MANIFEST_FILE = "manifest.json"
-LEDGER_FILE = "ledger.bin"
-RECORD_HEADER = struct.Struct(">QI")
-"""Before each record in LEDGER_FILE: its stream sequence and its length in bytes."""
 UNIVERSAL_SUFFIX = ".universal"
 """Of the folder beside a checkpoint that holds its universal form."""
 READ_BYTES = 8 << 20
@@ -72,15 +68,13 @@ class CheckpointStore:
 
     def commit(self, folder: Path, manifest: CheckpointManifest, records: Sequence[tuple[int, bytes]]) -> Checkpoint:
         """Add ledger copy and manifest, make everything durable, and rename. Returns the record to be stored."""
-        (folder / LEDGER_FILE).write_bytes(
-            b"".join(RECORD_HEADER.pack(sequence, len(payload)) + payload for sequence, payload in records)
-        )
+        (folder / LEDGER_FILE).write_bytes(pack_ledger(records))
         described = replace(manifest, files=facts_of_files(folder))
         text = json.dumps(asdict(described), indent=1, sort_keys=True).encode()
         (folder / MANIFEST_FILE).write_bytes(text)
         final = self._root / f"{manifest.k}.{manifest.lineage}"
         make_durable(folder, final)
-        return Checkpoint(manifest.k, manifest.lineage, str(final), _checksum(text), manifest.chain)
+        return Checkpoint(manifest.k, manifest.lineage, str(final), checksum(text), manifest.chain)
 
     def prune(
         self, records: Sequence[Checkpoint], rule: CheckpointConfig, wanted: Collection[str] = ()
@@ -118,7 +112,7 @@ def verify(record: Checkpoint) -> CheckpointManifest:
     folder = Path(record.path)
     try:
         text = (folder / MANIFEST_FILE).read_bytes()
-        if _checksum(text) != record.checksum:
+        if checksum(text) != record.checksum:
             raise PermanentError(f"checkpoint {folder}: {MANIFEST_FILE} is not the one that was recorded")
         fields = json.loads(text)
         if fields["format"] != FORMAT:
@@ -132,23 +126,6 @@ def verify(record: Checkpoint) -> CheckpointManifest:
     if (manifest.k, manifest.lineage, manifest.chain) != (record.k, record.lineage, record.chain):
         raise PermanentError(f"checkpoint {folder} is {manifest.k}.{manifest.lineage}, not what its record says")
     return manifest
-
-
-def recorded_at(folder: Path) -> Checkpoint:
-    """The record that vouched for a checkpoint, as its folder tells it; whether the rest is whole says `verify`.
-
-    Raises:
-        ConfigError: the folder is no checkpoint.
-    """
-    try:
-        text = (folder / MANIFEST_FILE).read_bytes()
-        fields = json.loads(text)
-        return Checkpoint(fields["k"], fields["lineage"], str(folder.resolve()), _checksum(text), fields["chain"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder} is no checkpoint ({error!r}); name a folder such as checkpoints/RUN/K.LINEAGE, with its "
-            f"{MANIFEST_FILE}"
-        ) from None
 
 
 def facts_of_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -171,10 +148,6 @@ def _facts(path: Path) -> dict[str, Any]:
         while data := file.read(READ_BYTES):
             digest.update(data)
         return {"bytes": file.tell(), "blake2b": digest.hexdigest()}
-
-
-def _checksum(text: bytes) -> str:
-    return hashlib.blake2b(text, digest_size=32).hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.trainer.agenda import Train
 from services.trainer.bus import NatsThread
-from services.trainer.checkpoint import recorded_at, verify
+from services.trainer.checkpoint import verify
 from services.trainer.claim import Claim, Restored, check_claim, fit_to_ranks
 from services.trainer.comparison import Comparison, Row
 from services.trainer.config import TrainerSettings
@@ -21,6 +21,7 @@ from sluice.errors import ConfigError, PermanentError, SluiceError, TransientErr
 from sluice.telemetry import Logger
 from sluice.types import Batch, Checkpoint, Version
 from sluice.weights.fetch import fetch_version
+from sluice.wire.checkpoint import record_of
 
 CALL_SECONDS = 3600.0
 """Longest time to read a run's records, or a large version's weights."""
@@ -103,7 +104,9 @@ def _claim(recording: Recording, start: str | None) -> Claim:
 def _checkpoint_at(recording: Recording, start: str | None) -> Checkpoint | None:
     if start is None or start.isdecimal():
         return recording.start(None if start is None else int(start))[1]
-    record = recorded_at(Path(start))
+    run_id, record = record_of(Path(start))
+    if run_id != recording.created.run_id:
+        raise ConfigError(f"--from {start}: that is a checkpoint of run {run_id}")
     recording.check_from(record.k)
     return record
 

@@ -13,11 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.trainer.checkpoint import FORMAT, MANIFEST_FILE, UNIVERSAL_SUFFIX, facts_of_files, make_durable
+from services.trainer.checkpoint import FORMAT, UNIVERSAL_SUFFIX, facts_of_files, make_durable
 from services.trainer.zero import ENGINE_FOLDER
 from sluice.errors import PermanentError
 from sluice.telemetry import Logger
 from sluice.types import Checkpoint
+from sluice.wire.checkpoint import MANIFEST_FILE
 
 CONVERSION_SECONDS = 3600.0
 CONVERSION = """

@@ -6,7 +6,7 @@ maps verl's and MindSpeed RL's names to these.
 """
 
 from sluice.config.evaluation import EvaluationConfig, EvaluationSet
-from sluice.config.load import load_run_spec, parse_run_spec
+from sluice.config.load import changed, load_run_spec, parse_run_spec
 from sluice.config.run import RunSpec
 from sluice.config.sampling import AsyncConfig, CurriculumConfig, FilterConfig, RewardConfig, RolloutConfig
 from sluice.config.section import Section
@@ -42,6 +42,7 @@ __all__ = [
     "Section",
     "TrainerConfig",
     "WeightsConfig",
+    "changed",
     "load_run_spec",
     "parse_run_spec",
 ]

@@ -29,6 +29,15 @@ def parse_run_spec(fields: dict[str, Any]) -> RunSpec:
         raise ConfigError("; ".join(_fault(e) for e in error.errors())) from None
 
 
+def changed(spec: RunSpec, fields: dict[str, Any]) -> RunSpec:
+    """The spec with these nested tables put over it, field by field.
+
+    Raises:
+        ConfigError: one line that names every wrong field with its value.
+    """
+    return parse_run_spec(_over(spec.model_dump(mode="json"), fields))
+
+
 def load_run_spec(path: Path) -> RunSpec:
     """Read a run file. Relative paths in it are relative to the working folder, but that of `extends` to the file.
 

@@ -1,6 +1,6 @@
 """The training data and the model's files: what the coordinator reads before a run may start."""
 
-from sluice.data.manifest import check_unchanged, manifest_of
+from sluice.data.manifest import check_unchanged, manifest_of, same_prompts
 from sluice.data.model_files import check_model, stop_token_ids, tokenizer_of
 from sluice.data.order import chance_of, mixed_position, position, seed_of
 from sluice.data.prepared import write_prompts
@@ -17,6 +17,7 @@ __all__ = [
     "manifest_of",
     "mixed_position",
     "position",
+    "same_prompts",
     "seed_of",
     "stop_token_ids",
     "tokenizer_of",

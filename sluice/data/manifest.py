@@ -30,6 +30,11 @@ def manifest_of(spec: RunSpec, table: PromptTable) -> dict[str, Any]:
     }
 
 
+def same_prompts(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two manifests are of the same prompts in the same order."""
+    return one.get(FINGERPRINT) is not None and one.get(FINGERPRINT) == other.get(FINGERPRINT)
+
+
 def check_unchanged(manifest: dict[str, Any], table: PromptTable) -> None:
     """Refuse to go on with other prompts than the run began with.
 

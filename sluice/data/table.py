@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from array import array
@@ -17,6 +18,7 @@ from sluice.data.prompt_tokens import ChatTemplate, load_chat_template, load_tok
 from sluice.data.source import SourceRow, read_rows
 from sluice.errors import ConfigError
 from sluice.locations import locate, model_folder
+from sluice.types import Origin
 
 TOKENISE_ROWS = 2048
 
@@ -57,12 +59,19 @@ class PromptTable:
         self._seed = spec.trainer.seed
         self._shuffle = spec.data.shuffle
         self._weights = spec.data.mixing_weights
+        self._origin: Origin | None = None
         self.counts = counts
         self.fingerprint: str = _fingerprint(rows)
         """Hash of everything a prompt takes from this table: equal tables issue equal prompts."""
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def going_on_from(self, origin: Origin) -> PromptTable:
+        """The same prompts for a forked run, whose draws begin where its origin says."""
+        table = copy.copy(self)
+        table._origin = origin
+        return table
 
     def row(self, index: int) -> PromptRow:
         """Raises: IndexError: there is no such row."""
@@ -81,7 +90,9 @@ class PromptTable:
         return (source for _, source, _ in self._rows)
 
     def draw(self, n: int) -> tuple[int, int]:
-        """(epoch, row index) of issue number `n`. Raises: ValueError: `n` is negative."""
+        """(epoch, row index) of draw `n` of the run. Raises: ValueError: `n` is negative."""
+        if self._origin is not None:
+            n = self._origin.draw(n)
         if self._weights is None:
             return position(n, len(self), self._seed, self._shuffle)
         return mixed_position(n, self.counts.of_files, self._weights, self._seed, self._shuffle)

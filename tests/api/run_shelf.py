@@ -7,12 +7,13 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import uvicorn
 
 from services.coordinator.api import create_app
 from services.coordinator.api_problems import ConflictError, MissingError
-from sluice.config import RunSpec
+from sluice.config import RunSpec, changed, parse_run_spec
 from sluice.errors import ConfigError, TransientError
 from sluice.prompt_views import PromptsView
 from sluice.types import RunState
@@ -23,6 +24,7 @@ from sluice.views import (
     GroupDetailView,
     GroupView,
     RunAction,
+    OriginView,
     RunView,
     StepView,
     TrainingView,
@@ -47,7 +49,9 @@ class RunShelf:
         self.away = False
         self.controls: list[tuple[str, RunAction, str]] = []
 
-    async def create(self, spec: RunSpec, idempotency_key: str | None) -> RunView:
+    async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
+        if checkpoint is not None and "checkpoints" not in checkpoint:
+            raise ConfigError(f"{checkpoint} is no checkpoint")
         if spec.model.path == "nowhere":
             raise ConfigError("model.path = nowhere: there is no such folder")
         if idempotency_key in self.keys:
@@ -71,6 +75,13 @@ class RunShelf:
         return run
 
     async def list(self) -> Sequence[RunView]:
+    async def fork(self, run_id: str, step: int | None, changes: dict[str, Any], key: str | None) -> RunView:
+        run = await self.get(run_id)
+        if step not in (None, 5):
+            raise ConflictError(f"run {run_id} has no checkpoint of step {step}", field="step", value=step)
+        fork = await self.create(changed(parse_run_spec(run.spec or {}), changes), key)
+        return self.change(fork.id, forked_from=OriginView(run=run_id, step=5, checkpoint="/c/5.1"))
+
         return [run.model_copy(update={"spec": None}) for run in reversed(self.runs.values())]
 
     async def get(self, run_id: str) -> RunView:
