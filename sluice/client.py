@@ -76,10 +76,10 @@ class RunsClient:
     async def create(self, spec: RunSpec, idempotency_key: str | None = None, checkpoint: str | None = None) -> RunView:
         """Create a run, or find it again by the key it was created with.
 
-        Raises:
         Args:
             checkpoint: folder of a checkpoint, on the coordinator's machine, that it starts from instead of its model.
 
+        Raises:
             ConfigError: also when the key cannot be sent: it is longer than 200 characters, or has others than the
                 printable ones of ASCII.
         """
@@ -197,10 +197,6 @@ class RunsClient:
         return response
 
 
-class _Outage:
-    """Since when the coordinator has been away, if it is."""
-
-    def __init__(self, url: str, on_away: Callable[[], None] | None) -> None:
 def _key_header(key: str | None) -> dict[str, str]:
     """Raises: ConfigError: the key cannot be sent."""
     if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
@@ -211,6 +207,10 @@ def _key_header(key: str | None) -> dict[str, str]:
     return {"Idempotency-Key": key} if key else {}
 
 
+class _Outage:
+    """Since when the coordinator has been away, if it is."""
+
+    def __init__(self, url: str, on_away: Callable[[], None] | None) -> None:
         self._url, self._on_away = url, on_away
         self._clock = asyncio.get_running_loop().time
         self._since: float | None = None

@@ -40,16 +40,15 @@ class RunDirectory(Protocol):
     async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
         """Store a new run as queued. The same key with the same spec gives the same run again.
 
-        Raises:
         Args:
             checkpoint: folder of a checkpoint, of whatever run, that it starts from; None: from its model.
 
+        Raises:
             ConfigError: a file or value that only the deployment can judge is wrong (422).
             ConflictError: the key was used for another spec.
         """
         ...
 
-    async def list(self) -> Sequence[RunView]:
     async def fork(self, run_id: str, step: int | None, changes: dict[str, Any], key: str | None) -> RunView:
         """Store a new run as queued that starts from a checkpoint of another one.
 
@@ -63,6 +62,7 @@ class RunDirectory(Protocol):
         """
         ...
 
+    async def list(self) -> Sequence[RunView]:
         """All runs, newest first, without their specs."""
         ...
 

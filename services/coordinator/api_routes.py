@@ -37,7 +37,6 @@ RunId = Annotated[
 After = Annotated[int, Query(ge=-1, le=MAX_ISSUE_NUMBER, description="Only entries with a higher number.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most entries of one answer.")]
 Control = Annotated[ControlBody | None, Body(description="Optional.")]
-IdempotencyKey = Annotated[
 Fork = Annotated[ForkBody | None, Body(description="Optional: without it, the newest checkpoint and no change.")]
 Folder = Annotated[
     str | None,
@@ -47,6 +46,7 @@ Folder = Annotated[
         description="Start from this checkpoint instead of the model: a folder on the coordinator's machine.",
     ),
 ]
+IdempotencyKey = Annotated[
     str | None,
     Header(
         max_length=200, pattern=r"^[\x21-\x7e]+$", description="Repeating a key with the same spec creates nothing."
@@ -74,8 +74,8 @@ async def create_run(
     response: Response,
     spec: Annotated[RunSpec, Depends(read_run_spec)],
     idempotency_key: IdempotencyKey = None,
-) -> RunView:
     checkpoint: Folder = None,
+) -> RunView:
     """Create a run. It is queued until a trainer and a rollout worker have joined it."""
     run = await runs.create(spec, idempotency_key, checkpoint)
     response.headers["Location"] = f"/v1/runs/{run.id}"
@@ -112,7 +112,6 @@ async def stop_run(runs: Runs, run_id: RunId, body: Control = None) -> RunView:
     return await runs.control(run_id, RunAction.STOP, _reason(body))
 
 
-@router.get("/runs/{run_id}/steps", tags=["progress"], responses=ONE_RUN)
 @router.post("/runs/{run_id}/fork", status_code=201, tags=["runs"], responses=STEER)
 async def fork_run(
     runs: Runs, run_id: RunId, response: Response, body: Fork = None, idempotency_key: IdempotencyKey = None
@@ -124,6 +123,7 @@ async def fork_run(
     return run
 
 
+@router.get("/runs/{run_id}/steps", tags=["progress"], responses=ONE_RUN)
 async def list_steps(runs: Runs, run_id: RunId, after: After = -1, limit: Limit = 100) -> list[StepView]:
     """Training steps with their metrics, lowest first."""
     return list(await runs.steps(run_id, after, limit))

@@ -45,10 +45,10 @@ from sluice.views import (
     WorkerView,
 )
 from sluice.wire import subjects
+from sluice.wire.checkpoint import record_of
 
 
 class Directory:
-from sluice.wire.checkpoint import record_of
     """Implements `services.coordinator.api.RunDirectory`; every replica gives the same answers."""
 
     def __init__(self, bus: Bus, runs: RunReader, board: StatusBoard, allow_remote_code: bool) -> None:
@@ -67,19 +67,18 @@ from sluice.wire.checkpoint import record_of
         return await self._create(changed(history.spec, changes), key, source)
 
     async def _create(self, spec: RunSpec, idempotency_key: str | None, source: forking.Source | None) -> RunView:
-        self._evaluations = EvaluationReader(bus)
         """Check what only the deployment can, then store RUN_CREATED as the run's first LEDGER record."""
-        manifest = await self._check(spec)
-        run_id = f"{spec.name}-{_suffix(idempotency_key)}"
-        log = ledger_log(self._bus, run_id)
         if source is not None:
             forking.check_fork(spec, source.history.spec, source.checkpoint.k)
-        record = RunCreated(run_id, spec.canonical_json, spec.config_hash, json.dumps(manifest))
+        manifest = await self._check(spec)
         origin = None if source is None else forking.origin_of(source, spec, manifest)
+        run_id = f"{spec.name}-{_suffix(idempotency_key)}"
+        log = ledger_log(self._bus, run_id)
+        record = RunCreated(run_id, spec.canonical_json, spec.config_hash, json.dumps(manifest), origin)
         try:
             await log.append(record)
         except FencedError:
-            return await self._created_before(run_id, spec)
+            return await self._created_before(run_id, record)
         history = await self._history(run_id)
         await announce(self._bus, history)
         return await self._view(history, with_spec=True)
@@ -139,8 +138,6 @@ from sluice.wire.checkpoint import record_of
     async def workers(self) -> Sequence[WorkerView]:
         return await registered_workers(self._bus)
 
-        return await self._evaluations.list(await self._history(run_id))
-
     async def healthy(self) -> bool:
         return not self._bus.nc.is_closed
 
@@ -168,9 +165,7 @@ from sluice.wire.checkpoint import record_of
                 f"data.total_epochs = {spec.data.total_epochs} over {len(table)} prompts gives fewer groups than "
                 f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
             )
-        sets = await load_sets(spec, {})
-        manifest = await asyncio.to_thread(manifest_of, spec, table)
-        return manifest | ({"evaluation": {chosen.name: chosen.facts for chosen in sets}} if sets else {})
+        return await asyncio.to_thread(manifest_of, spec, table)
 
     async def _check_room(self, spec: RunSpec) -> None:
         room = (await self._bus.js.stream_info(subjects.ROLLOUTS)).config.max_bytes or 0
@@ -202,7 +197,14 @@ from sluice.wire.checkpoint import record_of
         if history.config_hash != record.config_hash:
             raise ConflictError(
                 f"this Idempotency-Key created run {run_id} with config hash {history.config_hash}, "
-                f"not {spec.config_hash}",
+                f"not {record.config_hash}",
+                field="Idempotency-Key",
+                value=run_id,
+            )
+        if history.first_step != record.first_step or bool(history.origin) != bool(record.origin):
+            raise ConflictError(
+                f"this Idempotency-Key created run {run_id}, which starts from training step {history.first_step}, "
+                f"not from {record.first_step}",
                 field="Idempotency-Key",
                 value=run_id,
             )
@@ -227,7 +229,9 @@ from sluice.wire.checkpoint import record_of
             first_issue_at=history.first_issue_at,
             finished_at=history.finished_at,
             training_steps=history.training_steps,
-            batches=len(history.batches),
+            batches=history.end_step,
+            forked_from=forking.view_of(history.origin),
+            forks=tuple(await self._runs.forks_of(history.run_id)) if with_spec else (),
             total_steps=history.spec.trainer.total_steps,
             policy_version=history.versions[-1].version if history.versions else None,
             counts=live.counts,

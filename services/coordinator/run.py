@@ -273,7 +273,7 @@ async def announce(bus: Bus, history: RunHistory) -> None:
         "created_at": history.created_at.timestamp(),
         "config_hash": history.config_hash,
     }
-    bucket = await bus.bucket(subjects.RUNS_BUCKET)
-    await bucket.put(history.run_id, json.dumps(entry).encode())
     if (origin := history.origin) is not None:
         entry["origin"] = {"run": origin.run_id, "checkpoint": f"{origin.checkpoint.k}.{origin.checkpoint.lineage}"}
+    bucket = await bus.bucket(subjects.RUNS_BUCKET)
+    await bucket.put(history.run_id, json.dumps(entry).encode())

@@ -23,8 +23,8 @@ from sluice.views import (
     EventView,
     GroupDetailView,
     GroupView,
-    RunAction,
     OriginView,
+    RunAction,
     RunView,
     StepView,
     TrainingView,
@@ -74,7 +74,6 @@ class RunShelf:
             self.keys[idempotency_key] = run.id
         return run
 
-    async def list(self) -> Sequence[RunView]:
     async def fork(self, run_id: str, step: int | None, changes: dict[str, Any], key: str | None) -> RunView:
         run = await self.get(run_id)
         if step not in (None, 5):
@@ -82,6 +81,7 @@ class RunShelf:
         fork = await self.create(changed(parse_run_spec(run.spec or {}), changes), key)
         return self.change(fork.id, forked_from=OriginView(run=run_id, step=5, checkpoint="/c/5.1"))
 
+    async def list(self) -> Sequence[RunView]:
         return [run.model_copy(update={"spec": None}) for run in reversed(self.runs.values())]
 
     async def get(self, run_id: str) -> RunView:
