@@ -93,22 +93,29 @@ def add_adapters(causal: Any, lora: LoraConfig, seed: int) -> Adapters:
         from peft.tuners.lora import Linear
     except ImportError:
         raise ConfigError(f"lora.rank = {lora.rank} needs the package peft: pip install 'sluice[lora]'") from None
+    _check_targets(causal, lora)
     targets = "all-linear" if lora.target_modules is None else list(lora.target_modules)
     config = peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            peft.inject_adapter_in_model(config, causal)
-        except ValueError as error:
-            raise ConfigError(f"lora.target_modules = {_shown(lora)}: {error}") from None
-    layers = {name: module for name, module in causal.named_modules() if hasattr(module, "lora_A")}
+        peft.inject_adapter_in_model(config, causal)
+    return Adapters({name: module for name, module in causal.named_modules() if isinstance(module, Linear)})
+
+
+def _check_targets(causal: Any, lora: LoraConfig) -> None:
     head = causal.get_output_embeddings()
-    for name, layer in layers.items():
-        if not isinstance(layer, Linear) or layer is head or not isinstance(layer.base_layer, nn.Linear):
-            raise ConfigError(f"lora.target_modules = {_shown(lora)}: {name} is no linear layer before the head")
-    return Adapters(layers)
+    linear = {name for name, module in causal.named_modules() if isinstance(module, nn.Linear) and module is not head}
+    for target in lora.target_modules or ():
+        named = [name for name, _ in causal.named_modules() if f".{name}".endswith(f".{target}")]
+        if not named or not linear.issuperset(named):
+            ends = sorted({name.rpartition(".")[2] for name in linear})
+            wrong = next((name for name in named if name not in linear), "nothing in this model")
+            raise ConfigError(
+                f"lora.target_modules: {target!r} names {wrong}, which is no linear layer before the head; "
+                f"those are called {', '.join(ends)}"
+            )
 
 
 def base_name(name: str) -> str:
@@ -149,10 +156,8 @@ def check_trained_form(found: dict[str, Any] | None, spec: RunSpec, checkpoint: 
     if found == wanted:
         return
     if found is None or wanted is None:
-        held, trained = (
-            "all weights" if form is None else f"adapters of rank {form['rank']}" for form in (found, wanted)
-        )
-        raise ConfigError(f"checkpoint {checkpoint} holds {held}; lora.rank = {spec.lora.rank} trains {trained}")
+        held = "all weights" if found is None else f"adapters of lora.rank = {found['rank']}"
+        raise ConfigError(f"checkpoint {checkpoint} holds {held}; this run has lora.rank = {spec.lora.rank}")
     key = next(key for key in wanted if found.get(key) != wanted[key])
     if key == "base":
         raise ConfigError(
@@ -160,7 +165,3 @@ def check_trained_form(found: dict[str, Any] | None, spec: RunSpec, checkpoint: 
             f"fingerprint {found.get(key)}, not {wanted[key]}"
         )
     raise ConfigError(f"checkpoint {checkpoint} has lora.{key} = {found.get(key)!r}; this run has {wanted[key]!r}")
-
-
-def _shown(lora: LoraConfig) -> str:
-    return '"unset"' if lora.target_modules is None else str(list(lora.target_modules))

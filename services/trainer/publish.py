@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +15,21 @@ from services.trainer.claim import Claim
 from services.trainer.policy import DTYPES
 from services.trainer.zero import ZeroEngine
 from sluice.types import PolicyVersion
-from sluice.weights.manifest import Manifest
+from sluice.weights.manifest import AdaptersEntry, Manifest, adapters_run
 from sluice.weights.publish import VersionWriter, remove_old
 
 WIRE_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 
 
 class Publisher:
-    """Writes versions of one run under `root`. Every rank calls `write`; rank 0 alone passes a version."""
+    """Writes versions of one run under `root`. Every rank calls `write`; rank 0 alone passes a version.
+
+    Adapters are merged into the weights, and written by themselves beside them.
+    """
 
     def __init__(self, root: Path, claim: Claim) -> None:
         self._root, self._run_id, self._config_hash = root, claim.run_id, claim.config_hash
-        self._dtype, self._keep = claim.spec.model.engine_dtype, claim.spec.weights.keep
+        self._dtype, self._keep, self._lora = claim.spec.model.engine_dtype, claim.spec.weights.keep, claim.spec.lora
         self._parent: Manifest | None = None
 
     def write(self, engine: ZeroEngine, version: PolicyVersion | None, updates: int) -> tuple[Path, Manifest] | None:
@@ -34,9 +39,10 @@ class Publisher:
             OSError: the disk is full or gone; nothing of the version is left then.
         """
         if version is None:
-            for _ in engine.parameters():
+            for _ in itertools.chain(engine.adapters(), engine.parameters()):
                 pass
             return None
+        adapters = self._write_adapters(engine, version, updates) if self._lora.rank else None
         writer = VersionWriter(
             self._root,
             self._run_id,
@@ -45,19 +51,43 @@ class Publisher:
             optimizer_updates=updates,
             config_hash=self._config_hash,
         )
-        try:
-            for block in engine.parameters():
-                for name, tensor in block:
-                    writer.add(name, WIRE_DTYPES[self._dtype], tuple(tensor.shape), self._bytes(tensor))
-            path, manifest = writer.commit()
-        except BaseException:
-            writer.abort()
-            raise
+        path, manifest = _written(writer, engine.parameters(), self._dtype, adapters)
         self._parent = manifest
         remove_old(self._root, self._run_id, self._keep, pinned=())
         return path, manifest
 
-    def _bytes(self, tensor: Tensor) -> memoryview:
-        converted = tensor.to(device="cpu", dtype=DTYPES[self._dtype]).contiguous()
-        flat: NDArray[np.uint8] = converted.view(-1).view(torch.uint8).numpy()
-        return flat.data
+    def _write_adapters(self, engine: ZeroEngine, version: PolicyVersion, updates: int) -> AdaptersEntry:
+        """Whole, whatever the trainer's own precision: they are small."""
+        run_id = adapters_run(self._run_id)
+        writer = VersionWriter(
+            self._root,
+            run_id,
+            version,
+            parent=None,
+            optimizer_updates=updates,
+            config_hash=self._config_hash,
+            kind="adapters",
+        )
+        _, manifest = _written(writer, engine.adapters(), "float32")
+        remove_old(self._root, run_id, self._keep, pinned=())
+        lora = self._lora
+        return AdaptersEntry(manifest.hash, lora.rank, lora.alpha, lora.target_modules)
+
+
+def _written(
+    writer: VersionWriter, blocks: Iterator[list[tuple[str, Tensor]]], dtype: str, adapters: AdaptersEntry | None = None
+) -> tuple[Path, Manifest]:
+    try:
+        for block in blocks:
+            for name, tensor in block:
+                writer.add(name, WIRE_DTYPES[dtype], tuple(tensor.shape), _bytes(tensor, dtype))
+        return writer.commit(adapters)
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _bytes(tensor: Tensor, dtype: str) -> memoryview:
+    converted = tensor.to(device="cpu", dtype=DTYPES[dtype]).contiguous()
+    flat: NDArray[np.uint8] = converted.view(-1).view(torch.uint8).numpy()
+    return flat.data

@@ -10,6 +10,8 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +38,29 @@ def export_checkpoint(version: Path, base: Path, out: Path) -> Manifest:
         ConfigError: `out` holds files, `base` is no model, or the disk does not take the checkpoint.
     """
     manifest = Manifest.from_json((version / MANIFEST_FILE).read_bytes())
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out}: is there already, with files in it; choose another folder")
     if not (base / "config.json").is_file():
         raise ConfigError(f"model folder {base}: has no config.json; name the model the run started from with --model")
-    staging = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
-    try:
-        staging.mkdir(parents=True)
+    with new_folder(out) as staging:
         _copy_base(base, staging, manifest)
         for file in [*manifest.files, INDEX_FILE]:
             shutil.copyfile(version / file, staging / file)
         shutil.copyfile(version / MANIFEST_FILE, staging / PROVENANCE_FILE)
+    return manifest
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which is `out` in the end, or nothing.
+
+    Raises:
+        ConfigError: `out` holds files, or the disk does not take more.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out}: is there already, with files in it; choose another folder")
+    staging = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
+    try:
+        staging.mkdir(parents=True)
+        yield staging
         if out.exists():
             out.rmdir()
         os.rename(staging, out)
@@ -54,7 +68,6 @@ def export_checkpoint(version: Path, base: Path, out: Path) -> Manifest:
         raise ConfigError(f"--out {out}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return manifest
 
 
 def _copy_base(base: Path, staging: Path, manifest: Manifest) -> None:

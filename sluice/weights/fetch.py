@@ -70,6 +70,27 @@ async def fetch_version(record: Version, cache: Path, deadline_seconds: float) -
         ) from None
 
 
+async def fetch_manifest(record: Version, deadline_seconds: float) -> Manifest:
+    """The manifest of an announced version, its hash verified, without any weights.
+
+    Raises:
+        WeightError, TransientError: as `fetch_version`.
+    """
+    parts = urlsplit(record.uri)
+    if parts.scheme == "file":
+        try:
+            return _checked_manifest((Path(unquote(parts.path)) / MANIFEST_FILE).read_bytes(), record)
+        except OSError as error:
+            raise TransientError(f"{record.version} cannot be read at {record.uri}: {error}") from None
+    try:
+        async with asyncio.timeout(deadline_seconds), grpc.aio.insecure_channel(parts.netloc, _KEEPALIVE) as channel:
+            return await _fetch_manifest(WeightServiceStub(channel), record)
+    except grpc.aio.AioRpcError as error:
+        raise _from_rpc(error, record, parts.netloc) from None
+    except TimeoutError:
+        raise TransientError(f"{record.version} from {record.uri} did not answer in {deadline_seconds:g} s") from None
+
+
 async def _fetch(record: Version, cache: Path, deadline_seconds: float) -> tuple[Path, Manifest]:
     parts = urlsplit(record.uri)
     if parts.scheme == "file":

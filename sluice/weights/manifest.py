@@ -20,6 +20,7 @@ from sluice.types import PolicyVersion
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "model.safetensors.index.json"
+KINDS = ("full", "adapters")
 HEADER_BYTES = 1 << 16
 """Room for a shard's header, with its 8-byte length: about 400 tensors, then a new shard begins."""
 ITEM_BYTES = {"BF16": 2, "F32": 4}
@@ -43,6 +44,17 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersEntry:
+    """Which adapters are merged into a version's weights: published beside it as a version of kind `adapters`."""
+
+    manifest_hash: str
+    rank: int
+    alpha: int
+    target_modules: tuple[str, ...] | None
+    """Ends of layer names; None: every linear layer but the head."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything known about a version: where it comes from, and each tensor in file order."""
 
@@ -50,7 +62,7 @@ class Manifest:
     run_id: str
     version: PolicyVersion
     kind: str
-    """`full`: every tensor is here."""
+    """`full`: every tensor of the model is here. `adapters`: only what was trained beside a base."""
     parent: PolicyVersion | None
     parent_hash: str
     """The parent's manifest hash; empty without a parent."""
@@ -58,10 +70,14 @@ class Manifest:
     """Optimizer updates in these weights since the run's initial model."""
     config_hash: str
     tensors: tuple[TensorEntry, ...]
+    adapters: AdaptersEntry | None = None
+    """None: all weights were trained, or these are the adapters themselves."""
 
     def to_json(self) -> bytes:
         """Canonical bytes: sorted keys, no spaces. These are what is hashed, stored and sent."""
         fields = asdict(self)
+        if self.adapters is None:
+            del fields["adapters"]
         fields["version"] = str(self.version)
         fields["parent"] = None if self.parent is None else str(self.parent)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
@@ -98,6 +114,11 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors)
+
+
+def adapters_run(run_id: str) -> str:
+    """Where adapters are published: beside the run's own folder, in one of this name, under the same versions."""
+    return f"{run_id}.adapters"
 
 
 def manifest_hash(raw: bytes) -> str:
@@ -178,6 +199,17 @@ def _from_fields(fields: dict[str, Any]) -> Manifest:
         optimizer_updates=int(fields["optimizer_updates"]),
         config_hash=str(fields["config_hash"]),
         tensors=tuple(_entry(tensor) for tensor in fields["tensors"]),
+        adapters=_adapters(fields["adapters"]) if "adapters" in fields else None,
+    )
+
+
+def _adapters(fields: dict[str, Any]) -> AdaptersEntry:
+    targets = fields["target_modules"]
+    return AdaptersEntry(
+        manifest_hash=str(fields["manifest_hash"]),
+        rank=int(fields["rank"]),
+        alpha=int(fields["alpha"]),
+        target_modules=None if targets is None else tuple(str(name) for name in targets),
     )
 
 
@@ -195,8 +227,8 @@ def _entry(fields: dict[str, Any]) -> TensorEntry:
 
 def _check(manifest: Manifest) -> None:
     check_plain_name("run id", manifest.run_id)
-    if manifest.kind != "full":
-        raise WeightError(f"manifest of {manifest.version} has kind {manifest.kind!r}; this program reads 'full'")
+    if manifest.kind not in KINDS:
+        raise WeightError(f"manifest of {manifest.version} has kind {manifest.kind!r}; this program reads {KINDS}")
     ends: dict[str, int] = {}
     for entry in manifest.tensors:
         _check_entry(entry, ends.get(entry.file, HEADER_BYTES))

@@ -21,6 +21,7 @@ from sluice.weights.manifest import (
     HEADER_BYTES,
     INDEX_FILE,
     MANIFEST_FILE,
+    AdaptersEntry,
     Manifest,
     TensorEntry,
     check_plain_name,
@@ -50,6 +51,7 @@ class VersionWriter:
         parent: Manifest | None,
         optimizer_updates: int,
         config_hash: str,
+        kind: str = "full",
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """Open a temporary folder beside the final one.
@@ -63,7 +65,7 @@ class VersionWriter:
             raise WeightError(f"{version} of run {run_id} is published already at {self._final}; versions never change")
         self._run_id, self._version, self._parent = run_id, version, parent
         self._optimizer_updates, self._config_hash = optimizer_updates, config_hash
-        self._shard_bytes = shard_bytes
+        self._kind, self._shard_bytes = kind, shard_bytes
         self._folder = self._run / f".{version}.{secrets.token_hex(4)}.writing"
         self._folder.mkdir(parents=True)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="publish")
@@ -91,8 +93,10 @@ class VersionWriter:
         entry = TensorEntry(name, dtype, tuple(shape), view.nbytes, shard.path.name, offset, checksum.result())
         shard.entries.append(entry)
 
-    def commit(self) -> tuple[Path, Manifest]:
+    def commit(self, adapters: AdaptersEntry | None = None) -> tuple[Path, Manifest]:
         """Make the version durable and visible: fsync everything, then rename. Returns its folder and manifest.
+
+        `adapters`: those that are merged into it, already published.
 
         Raises:
             WeightError: the version was published meanwhile.
@@ -104,12 +108,13 @@ class VersionWriter:
             format=FORMAT,
             run_id=self._run_id,
             version=self._version,
-            kind="full",
+            kind=self._kind,
             parent=None if self._parent is None else self._parent.version,
             parent_hash="" if self._parent is None else self._parent.hash,
             optimizer_updates=self._optimizer_updates,
             config_hash=self._config_hash,
             tensors=tuple(self._done),
+            adapters=adapters,
         )
         seal(self._folder, manifest, self._final)
         self._threads.shutdown()

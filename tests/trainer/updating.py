@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from services.trainer.policy import load_policy, packing_limits
 from services.trainer.ranks import Ranks
 from services.trainer.reference import reference_of_run
 from services.trainer.zero import ZeroEngine
-from sluice.config import RunSpec
+from sluice.config import RunSpec, parse_run_spec
 from sluice.types import Batch, Rollout
 from tests.trainer.script import make_batch, make_spec
 
@@ -32,7 +33,7 @@ class GradientProbe(ZeroEngine):
         self.limits = packing_limits(policy, spec)
         self.gradients: list[dict[str, Tensor]] = []
 
-    def step(self, lr: float) -> float:
+    def step(self, lr: float) -> float | None:
         from deepspeed.utils import safe_get_full_grad
 
         trained = [p for p in self._engine.module.parameters() if p.requires_grad]
@@ -62,6 +63,17 @@ def train_batch(
 
 def weights(engine: ZeroEngine) -> dict[str, Tensor]:
     return {name: tensor.clone() for block in engine.parameters() for name, tensor in block}
+
+
+def adapters(engine: ZeroEngine) -> dict[str, Tensor]:
+    return {name: tensor.clone() for block in engine.adapters() for name, tensor in block}
+
+
+def lora_spec(model: Path, stage: int, /, target_modules: list[str] | None = None, **of_model: Any) -> RunSpec:
+    """The run of `several_groups` with adapters."""
+    fields = several_groups(model, stage).model_dump()
+    fields["model"] |= of_model
+    return parse_run_spec({**fields, "lora": {"rank": 4, "alpha": 8, "target_modules": target_modules}})
 
 
 def several_groups(model: Path, stage: int = 3) -> RunSpec:
