@@ -30,7 +30,7 @@ from tests.trainer import resizing
 from tests.trainer.layouts import LR, Layout, disturb, near_policy, plain_trainer, spec_of
 from tests.trainer.plain_engine import PlainEngine
 from tests.trainer.real_shapes import real_spec, wide_batch
-from tests.trainer.updating import several_groups, update, weights
+from tests.trainer.updating import lora_spec, several_groups, update, weights
 
 ALGORITHMS: tuple[dict[str, Any], ...] = (
     {},
@@ -76,6 +76,18 @@ def sharded(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
     return found
 
 
+def lora(rank: int, world_size: int, model: Path, folder: Path) -> Any:
+    """Weights and gradient norms of the same updates on adapters, with stages 3 and 0; checkpoints in the folder."""
+    ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
+    found = []
+    for stage in (3, 0):
+        engine, outcome = update(lora_spec(model, stage), ranks)
+        found.append((weights(engine), outcome.grad_norms))
+        engine.save(folder / f"2.{stage}")
+        ranks.agree(None)
+    return found
+
+
 def wide(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
     """The float32 gradient at the real model's widths: stage 1, which sends the large vocabulary around only once."""
     ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
@@ -105,6 +117,7 @@ def served(_rank: int, _count: int, _model: Path, _folder: Path) -> Any:
 KINDS: dict[str, Callable[[int, int, Path, Path], Any]] = {
     "exact": exact,
     "sharded": sharded,
+    "lora": lora,
     "wide": wide,
     "resized": resized,
     "served": served,
