@@ -165,8 +165,8 @@ def fit_to_ranks(claim: Claim, world_size: int, log: Logger, root: Path | None =
         PermanentError: it cannot be converted.
     """
     restored = claim.restored
-    if restored is None or restored.manifest.world_size == world_size:
-        return claim
+    if restored is None or restored.manifest.world_size == world_size or claim.spec.trainer.zero_stage == 0:
+        return claim  # stage 0 shards nothing
     return replace(claim, restored=replace(restored, universal=universal_form(restored.record, log, root)))
 
 

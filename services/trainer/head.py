@@ -81,7 +81,7 @@ class _LogProbs(torch.autograd.Function):
         if grad_logp is None:
             grad_logp = normaliser.new_zeros(len(slots))
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # frozen beside adapters
         for rows, tokens in _chunks(slots, len(hidden), len(weight)):
             logits = functional.linear(hidden[rows], weight).to(normaliser.dtype).mul_(ctx.scale)
             at = slots[tokens] - rows.start
@@ -101,7 +101,8 @@ class _LogProbs(torch.autograd.Function):
             d_logits.index_put_((at, targets[tokens]), grad, accumulate=True)
             d_logits = d_logits.to(weight.dtype)
             torch.mm(d_logits, weight, out=grad_hidden[rows])
-            grad_weight.addmm_(d_logits.t(), hidden[rows])
+            if grad_weight is not None:
+                grad_weight.addmm_(d_logits.t(), hidden[rows])
         return grad_hidden, grad_weight, None, None, None
 
 
