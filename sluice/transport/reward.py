@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
+from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, PermanentError, TransientError
 from sluice.types import ScoreItem, Verdict
 from sluice.wire.score import decode_response, encode_request
@@ -23,6 +24,10 @@ CALL_BYTES = 8 << 20
 CALL_ITEMS = 256
 """A call holds at most so many items: a request larger than that is spread over the replicas."""
 MAX_PAUSE_SECONDS = 2.0
+PATIENCE_SECONDS = 5.0
+"""The default time limit of one check. A replica that has not answered by then has much to do, or hangs."""
+LOOK_SECONDS = 1.0
+"""Time between two looks for another replica with less to do."""
 
 _FINAL = frozenset(
     {
@@ -36,7 +41,7 @@ _SERVICE_CONFIG = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A host that vanished sends no reset: pings find it within 15 s, also while a call is open.
+    # A host that vanished sends no reset: pings find it, also while a call is open, if only after a minute.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # A replica that comes back is used again within seconds, not after gRPC's two minutes.
@@ -54,18 +59,22 @@ class _Replica:
     channel: grpc.aio.Channel
     stub: reward_pb2_grpc.RewardServiceAsyncStub
     open_calls: int = 0
-    failed_at: float = 0.0
+    avoid_until: float = 0.0
+    """It failed, or another one was faster by far: until then it is asked last."""
 
 
 class RewardClient:
     """Asks for verdicts; a call that fails is tried at another replica until the deadline.
 
+    A replica may also hang: stopped, swapping, cut off without a word. So after `patience_seconds` without an answer
+    another one is asked as well, if it has fewer open calls, and the first answer counts. The first replica goes on:
+    many slow checks may take that long, and a verdict is the same wherever it is made.
+
     Args:
         addresses: host:port of each replica, or `dns:///name:port` for a name with several behind it.
         deadline_seconds: time for one `score`, attempts and pauses included.
         deadline_knob: the setting that this deadline comes from, for error messages.
-        attempt_seconds: time for one attempt at one replica; default: the whole deadline, since a hanging check may
-            use most of it, and a dead replica shows itself by other means.
+        patience_seconds: time for one replica before another is asked as well.
         credentials: TLS; None talks in the clear.
 
     Raises:
@@ -77,7 +86,7 @@ class RewardClient:
         addresses: Sequence[str],
         deadline_seconds: float,
         deadline_knob: str = "deadline_seconds",
-        attempt_seconds: float | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         if not addresses:
@@ -86,7 +95,7 @@ class RewardClient:
             raise ConfigError(f"{deadline_knob}={deadline_seconds} must be above 0")
         self._addresses = tuple(addresses)
         self._deadline, self._knob = deadline_seconds, deadline_knob
-        self._attempt = attempt_seconds or deadline_seconds
+        self._patience = patience_seconds
         self._credentials = credentials
         self.count_retry: Callable[[], None] = lambda: None
         """Called for each attempt that is made again."""
@@ -119,7 +128,31 @@ class RewardClient:
         if request.ByteSize() > MAX_MESSAGE_BYTES:
             limit = f"{MAX_MESSAGE_BYTES} bytes (MAX_MESSAGE_BYTES)"
             raise PermanentError(f"item {items[0].id!r} takes {request.ByteSize()} bytes; a message holds {limit}")
-        deadline = time.monotonic() + self._deadline
+        return decode_response(items, await self._first_answer(request, time.monotonic() + self._deadline))
+
+    async def _first_answer(self, request: reward_pb2.ScoreRequest, deadline: float) -> reward_pb2.ScoreResponse:
+        """What the first replica answers; the last failure when all that were asked have failed."""
+        asked: list[_Replica] = []
+        lines = {asyncio.ensure_future(self._attempts(request, deadline, asked))}
+        patience = self._patience
+        try:
+            while True:
+                done, lines = await asyncio.wait(lines, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                for line in sorted(done, key=lambda line: line.exception() is not None):
+                    if not lines or not isinstance(line.exception(), TransientError):
+                        self._overtake(asked)
+                        return line.result()
+                if not done and self._less_to_do(asked):
+                    self.count_retry()
+                    lines.add(asyncio.ensure_future(self._attempts(request, deadline, asked)))
+                patience = LOOK_SECONDS
+        finally:
+            await end_tasks(list(lines))
+
+    async def _attempts(
+        self, request: reward_pb2.ScoreRequest, deadline: float, asked: list[_Replica]
+    ) -> reward_pb2.ScoreResponse:
+        """One replica after the other; `asked` are those that have this request now, and gets the present one."""
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
             stop=stop_before_delay(self._deadline),
@@ -127,32 +160,46 @@ class RewardClient:
             before_sleep=lambda _: self.count_retry(),
             reraise=True,
         )
-        response: reward_pb2.ScoreResponse = await attempts(self._attempt_once, request, deadline)
-        return decode_response(items, response)
+        response: reward_pb2.ScoreResponse = await attempts(self._attempt_once, request, deadline, asked)
+        return response
 
-    async def _attempt_once(self, request: reward_pb2.ScoreRequest, deadline: float) -> reward_pb2.ScoreResponse:
-        replica = self._pick()
+    async def _attempt_once(
+        self, request: reward_pb2.ScoreRequest, deadline: float, asked: list[_Replica]
+    ) -> reward_pb2.ScoreResponse:
+        replica = self._pick(asked)
         replica.open_calls += 1
-        seconds = min(self._attempt, max(0.001, deadline - time.monotonic()))
+        asked.append(replica)
         try:
-            return await replica.stub.Score(request, timeout=seconds)
+            return await replica.stub.Score(request, timeout=max(0.001, deadline - time.monotonic()))
         except grpc.aio.AioRpcError as error:
             detail = f"reward service at {replica.address}: {error.code().name}: {error.details()}"
             if error.code() in _FINAL:
                 raise PermanentError(detail) from None
-            replica.failed_at = time.monotonic()
+            replica.avoid_until = time.monotonic() + MAX_PAUSE_SECONDS
             raise TransientError(f"{detail}; gave up after {self._deadline:g} s ({self._knob})") from None
         finally:
             replica.open_calls -= 1
+            asked.remove(replica)
 
-    def _pick(self) -> _Replica:
-        """The replica whose last failure is longest ago (never: best), then the one with the fewest open calls."""
+    def _overtake(self, asked: Sequence[_Replica]) -> None:
+        """Others are preferred for a while to those that have a request which somebody else has answered."""
+        for replica in asked:
+            replica.avoid_until = time.monotonic() + self._patience
+
+    def _less_to_do(self, asked: Sequence[_Replica]) -> bool:
+        """Whether a replica that was not asked has fewer open calls than those that were: else all are just busy."""
+        now, least = time.monotonic(), min((replica.open_calls for replica in asked), default=0)
+        others = (replica for replica in self._replicas if replica not in asked and replica.avoid_until <= now)
+        return any(replica.open_calls < least for replica in others)
+
+    def _pick(self, asked: Sequence[_Replica]) -> _Replica:
+        """One that does not have the request yet, whose last failure is past, with the fewest open calls."""
         if not self._replicas:
             self._replicas = [self._connect(address) for address in self._addresses]
         start = next(self._order)
         turn = self._replicas[start:] + self._replicas[:start]
-        recent = time.monotonic() - MAX_PAUSE_SECONDS
-        return min(turn, key=lambda replica: (max(replica.failed_at, recent), replica.open_calls))
+        now = time.monotonic()
+        return min(turn, key=lambda one: (one in asked, max(one.avoid_until, now), one.open_calls))
 
     def _connect(self, address: str) -> _Replica:
         if self._credentials is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,34 @@ async def test_a_replica_killed_under_load_costs_its_callers_nothing(start_repli
     await asyncio.sleep(0.2)
     replicas[0].kill()
     assert await asyncio.gather(*asked) == [str(number) for number in range(60)]
+    await client.close()
+
+
+async def test_a_replica_that_hangs_costs_its_callers_their_patience_once_and_not_their_deadline(
+    start_replica: Start, make_item: MakeItem
+) -> None:
+    replicas = [start_replica(), start_replica()]
+    client = RewardClient([replica.address for replica in replicas], deadline_seconds=60, patience_seconds=0.5)
+    await asyncio.gather(*(client.score([make_item("Answer: 34")]) for _ in range(4)))  # both are connected
+    replicas[0].process.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    for _ in range(3):
+        answers = await asyncio.gather(*(client.score([make_item("Answer: 34", id=str(i))]) for i in range(6)))
+        assert [verdicts[0].score for verdicts in answers] == [1.0] * 6
+    assert time.monotonic() - begun < 20, "gRPC's own pings take a minute to find out"
+    replicas[0].process.send_signal(signal.SIGCONT)
+    replicas[1].kill()
+    assert (await client.score([make_item("Answer: 34")]))[0].score == 1.0, "a replica that goes on is used again"
+    await client.close()
+
+
+async def test_slow_checks_are_waited_for_beyond_the_patience(start_replica: Start, make_item: MakeItem) -> None:
+    replicas = [start_replica(SLUICE_REWARD_TIMEOUT_SECONDS="5") for _ in range(2)]
+    client = RewardClient([replica.address for replica in replicas], deadline_seconds=60, patience_seconds=0.2)
+    again: list[int] = []
+    client.count_retry = lambda: again.append(1)
+    verdicts = await client.score([make_item("sleep 1.2", data_source="naughty")])
+    assert (verdicts[0].kind, sum(again)) == (VerdictKind.SCORED, 1)
     await client.close()
 
 
