@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, SluiceError, TransientError
+from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
 from sluice.secrets import HIDDEN, PERCENT_ENCODE, redact_url
 from sluice.views import (
@@ -133,6 +134,9 @@ class RunsClient:
 
     async def checkpoints(self, run_id: str) -> tuple[CheckpointView, ...]:
         return tuple(await self._many(CheckpointView, f"/v1/runs/{run_id}/checkpoints"))
+
+    async def evaluations(self, run_id: str) -> tuple[RunEvaluationView, ...]:
+        return tuple(await self._many(RunEvaluationView, f"/v1/runs/{run_id}/evaluations"))
 
     async def workers(self) -> tuple[WorkerView, ...]:
         return tuple(await self._many(WorkerView, "/v1/workers"))

@@ -296,11 +296,14 @@ class WorkerView(View):
     run: str | None = None
     engine: str | None = None
     version: str | None = None
+    evaluating: str | None = Field(
+        None, description="The policy version that it is reserved to evaluate; then it makes no training rollouts."
+    )
     in_flight: int = 0
     slots: int = Field(0, description="Most groups that it takes on at once.")
     seconds: dict[str, float] = Field(
         default_factory=dict,
-        description="Since it joined the run, by what it did: generate, weight_sync, reward, store, idle.",
+        description="Since it joined the run, by what it did: generate, weight_sync, evaluate, reward, store, idle.",
     )
     tokens_per_second: float | None = None
 

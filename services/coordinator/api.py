@@ -16,6 +16,7 @@ from services.coordinator import api_meta, api_problems, api_routes
 from services.coordinator.api_access import TokenCheck
 from services.coordinator.api_body import add_run_spec_schema
 from sluice.config import RunSpec
+from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
@@ -108,6 +109,10 @@ class RunDirectory(Protocol):
 
     async def checkpoints(self, run_id: str) -> Sequence[CheckpointView]:
         """Stored checkpoints, oldest first."""
+        ...
+
+    async def evaluations(self, run_id: str) -> Sequence[RunEvaluationView]:
+        """Evaluations inside the run, in the order in which they began or were passed over."""
         ...
 
     async def workers(self) -> Sequence[WorkerView]:

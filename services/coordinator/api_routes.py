@@ -11,6 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, ForkBody, read_run_spec
 from services.coordinator.api_problems import responses
 from sluice.config import RunSpec
+from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
@@ -159,6 +160,12 @@ async def list_versions(runs: Runs, run_id: RunId) -> list[VersionView]:
 async def list_checkpoints(runs: Runs, run_id: RunId) -> list[CheckpointView]:
     """Stored checkpoints, oldest first."""
     return list(await runs.checkpoints(run_id))
+
+
+@router.get("/runs/{run_id}/evaluations", tags=["progress"], responses=ONE_RUN)
+async def list_evaluations(runs: Runs, run_id: RunId) -> list[RunEvaluationView]:
+    """Evaluations of the run's policy versions, in the order in which they began; the last one may be running."""
+    return list(await runs.evaluations(run_id))
 
 
 async def _existing_run(runs: Runs, run_id: RunId) -> RunView:

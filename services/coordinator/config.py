@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +14,7 @@ ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
     "nats_deadline_seconds": "SLUICE_NATS_DEADLINE_SECONDS",
     "redis_url": "SLUICE_REDIS_URL",
+    "data_dir": "SLUICE_DATA_DIR",
     "api_host": "SLUICE_API_HOST",
     "api_port": "SLUICE_API_PORT",
     "api_token": "SLUICE_API_TOKEN",
@@ -35,6 +37,9 @@ class CoordinatorConfig(BaseModel):
     redis_url: RedisUrl = Field(
         "redis://127.0.0.1:6379/0", description="Redis-protocol server for live status; may vanish."
     )
+    data_dir: Path | None = Field(
+        None, description="Folder for the files of evaluations inside runs; unset: none are written, the API has them."
+    )
     api_host: str = Field("127.0.0.1", description="Address of the REST API; others than loopback need a token.")
     api_port: int = Field(8080, ge=0, le=65535, description="Port of the REST API.")
     api_token: str | None = Field(None, min_length=1, description="Bearer token that callers must present.")
@@ -52,3 +57,7 @@ class CoordinatorConfig(BaseModel):
             ConfigError: one line `NAME=value: what is wrong`.
         """
         return read_settings(cls, ENVIRONMENT, environ, secrets=SECRETS, urls=URLS)
+
+    @property
+    def evaluations_dir(self) -> Path | None:
+        return None if self.data_dir is None else self.data_dir.resolve() / "evaluations"

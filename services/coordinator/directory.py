@@ -15,6 +15,8 @@ from services.coordinator import forking
 from services.coordinator.api_problems import ConflictError, MissingError
 from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
+from services.coordinator.eval_reader import EvaluationReader
+from services.coordinator.eval_sets import load_sets
 from services.coordinator.groups import GroupReader
 from services.coordinator.history import RunHistory
 from services.coordinator.prompt_source import SourceShelf
@@ -27,6 +29,7 @@ from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec, changed
 from sluice.data import check_model, load_prompts, manifest_of
 from sluice.errors import ConfigError, FencedError
+from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
 from sluice.transport.log import follow_stream, ledger_log, read_stream
 from sluice.transport.nats import Bus
@@ -55,6 +58,7 @@ class Directory:
         self._bus, self._runs, self._board = bus, runs, board
         sources = SourceShelf()
         self._groups, self._prompts = GroupReader(bus, sources), PromptReader(bus, sources)
+        self._evaluations = EvaluationReader(bus)
         self._allow_remote_code = allow_remote_code
 
     async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
@@ -135,6 +139,9 @@ class Directory:
     async def checkpoints(self, run_id: str) -> Sequence[CheckpointView]:
         return (await self._history(run_id)).checkpoints
 
+    async def evaluations(self, run_id: str) -> Sequence[RunEvaluationView]:
+        return await self._evaluations.list(await self._history(run_id))
+
     async def workers(self) -> Sequence[WorkerView]:
         return await registered_workers(self._bus)
 
@@ -165,7 +172,9 @@ class Directory:
                 f"data.total_epochs = {spec.data.total_epochs} over {len(table)} prompts gives fewer groups than "
                 f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
             )
-        return await asyncio.to_thread(manifest_of, spec, table)
+        sets = await load_sets(spec, {})
+        manifest = await asyncio.to_thread(manifest_of, spec, table)
+        return manifest | ({"evaluation": {chosen.name: chosen.facts for chosen in sets}} if sets else {})
 
     async def _check_room(self, spec: RunSpec) -> None:
         room = (await self._bus.js.stream_info(subjects.ROLLOUTS)).config.max_bytes or 0

@@ -10,6 +10,7 @@ from nats.js.errors import APIError
 
 from services.coordinator.board import StatusBoard
 from services.coordinator.config import CoordinatorConfig
+from services.coordinator.eval_run import evaluating
 from services.coordinator.inbox import RunInbox
 from services.coordinator.loop import coordinate
 from services.coordinator.metrics import CoordinatorMetrics
@@ -85,8 +86,8 @@ class RunHost:
             await run.rebuild()
             await announce(self._bus, run.history)
             self._metrics.begin(run.history)
-            self._log.info("run_claimed", state=str(run.history.state), batches=len(run.history.batches))
-            async with RunInbox(run) as inbox:
+            self._log.info("run_claimed", state=str(run.history.state), batches=run.history.end_step)
+            async with RunInbox(run) as inbox, evaluating(run, self._config.evaluations_dir, inbox.fail):
                 await coordinate(run, inbox)
         except FencedError as error:
             self._log.warning("fenced", error=str(error))

@@ -46,6 +46,10 @@ class RunInbox:
             raise news
         return news
 
+    def fail(self, error: BaseException) -> None:
+        """End the loop with this error: what works beside it has found out that the run is not ours any more."""
+        self._queue.put_nowait(error)
+
     def _hear_request(self, request: Request) -> None:
         self._queue.put_nowait(request)
 
@@ -54,7 +58,7 @@ class RunInbox:
         try:
             await source
         except Exception as error:
-            self._queue.put_nowait(error)
+            self.fail(error)
 
     async def _groups(self) -> None:
         run = self._run

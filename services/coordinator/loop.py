@@ -115,8 +115,8 @@ async def take_step(run: Run) -> bool:
     """One decision of a running run, stored before it takes effect; False when there is nothing to decide now."""
     queue = run.queue
     if reason := reason_to_end(run):
-        await end(run, reason)
-    elif run.unscored_in_a_row >= UNSCORED_LIMIT:
+        return await end_when_evaluated(run, reason)
+    if run.unscored_in_a_row >= UNSCORED_LIMIT:
         await run.change_state(RunState.PAUSED, no_verdicts(run))
     elif run.history.spec.curriculum.skips and (drop := queue.plan_recorded()):
         await run.append(drop)
@@ -143,6 +143,17 @@ def reason_to_end(run: Run) -> str | None:
     if run.queue.k >= run.history.spec.trainer.total_steps:
         return f"all {run.queue.k} training steps have their batch"
     return f"the data is exhausted after {run.queue.next_n} groups"
+
+
+async def end_when_evaluated(run: Run, reason: str) -> bool:
+    """Nothing more is issued; the run ends once its versions, the last one too, are evaluated as it asks for."""
+    run.evaluating.last = run.queue.k
+    if not run.evaluating.pending:
+        await end(run, reason)
+        return True
+    if run.queue.live:
+        await run.settle(DropReason.RUN_ENDED)
+    return False
 
 
 async def end(run: Run, reason: str, ends_as: RunState = RunState.SUCCEEDED) -> None:

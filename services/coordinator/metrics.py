@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from services.coordinator.bottleneck import Part
 from services.coordinator.curriculum import Difficulty
+from services.coordinator.eval_metrics import EvaluationMetrics
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.status import LiveStatus
@@ -32,6 +33,7 @@ class CoordinatorMetrics:
         self._show_run()
         self._show_waits()
         self._show_streams(registry)
+        self.evaluations = EvaluationMetrics(self._series)
 
     def _count_groups(self) -> None:
         counter, gauge, histogram = self._series.counter, self._series.gauge, self._series.histogram
@@ -162,6 +164,8 @@ class CoordinatorMetrics:
         self.skipped.labels(run=run_id)
         for reason in DropReason:
             self.dropped.labels(run=run_id, reason=str(reason))
+        if history.spec.evaluation.sets:
+            self.evaluations.begin(run_id)
         self.observe_state(run_id, history.state)
 
     def end(self, run_id: str) -> None:

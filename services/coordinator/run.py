@@ -12,6 +12,7 @@ from typing import Any
 
 from services.coordinator.board import StatusBoard
 from services.coordinator.curriculum import Curriculum
+from services.coordinator.eval_status import Evaluating
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter
@@ -59,6 +60,7 @@ class Run:
     prompts: PromptSource
     queue: FilterQueue
     curriculum: Curriculum
+    evaluating: Evaluating
 
     def __init__(self, bus: Bus, run_id: str, board: StatusBoard, log: Logger, metrics: CoordinatorMetrics) -> None:
         self.bus, self.board, self.metrics = bus, board, metrics
@@ -117,6 +119,7 @@ class Run:
             QueueRules.of(history.spec, len(self.prompts.table), history.origin), history.last_batch
         )
         self.queue.generation_limit = history.generation_limit
+        self.evaluating = Evaluating(history.spec)
         for record in history.since_batch:
             self.queue.commit(record)
         self.queue.publish(history.training_steps)
@@ -246,10 +249,13 @@ class Run:
         """Once a second: who is there, what everybody waits for, and an alarm for a wait past its deadline."""
         self.workers = len(beat.staff.workers)
         self.meter.beat(beat.staff, self.queue.tally, running=self.history.state is RunState.RUNNING)
-        status = status_of(self.history, self.queue, self.clocks, self.meter, beat)
+        status = status_of(self.history, self.queue, self.clocks, self.meter, beat, self.evaluating)
         self.metrics.observe_status(self.history, self.queue, status)
         self.metrics.observe_lots(self.id, self.curriculum.lots)
         await self.board.show(self.id, status)
+        if news := self.evaluating.news(beat.staff.workers):
+            self.log.warning(news["state"], reason=news["reason"])
+            await publish_event(self.bus, self.id, "evaluation", news)
         for wait in _new(status.waits, self._said, REMIND_SECONDS):
             self.log.info("waiting", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
         for wait in _new(status.waits, self._overdue):

@@ -25,8 +25,9 @@ class Staff:
     trainer: TrainerBeat | None = None
 
     def version_skew(self, published: int) -> int:
-        """How far the worker with the oldest weights is behind; those that serve none yet are not counted."""
-        served = [PolicyVersion.parse(w.version).number for w in self.workers if w.version]
+        """How far the worker with the oldest weights is behind; those that serve none yet, or serve an evaluation, are
+        not counted."""
+        served = [PolicyVersion.parse(w.version).number for w in self.workers if w.version and w.evaluating is None]
         return max(published - min(served), 0) if served else 0
 
 

@@ -6,12 +6,16 @@ import time
 from dataclasses import dataclass, field
 
 from services.coordinator.bottleneck import describe
+from services.coordinator.eval_status import Evaluating, generation_pauses
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter
 from services.coordinator.staff import Beat
 from sluice.types import RunState
 from sluice.views import BottleneckView, CountsView, View, WaitView
+
+GROUPS = "groups"
+"""The wait for groups in flight."""
 
 
 class LiveStatus(View):
@@ -58,17 +62,24 @@ class Clocks:
         return waited
 
 
-def status_of(history: RunHistory, queue: FilterQueue, clocks: Clocks, meter: Meter, beat: Beat) -> LiveStatus:
-    """The run's counts and named waits, the longest wait first; a paused run has none: its clocks stand still."""
+def status_of(
+    history: RunHistory, queue: FilterQueue, clocks: Clocks, meter: Meter, beat: Beat, evaluating: Evaluating
+) -> LiveStatus:
+    """The run's counts and named waits, the longest wait first; a paused run has none but for an evaluation that goes
+    on: its other clocks stand still. While training generation pauses for an evaluation, nobody waits for groups."""
     now, workers = time.monotonic(), len(beat.staff.workers)
+    generates = not generation_pauses(beat.staff.workers)
     oldest = _oldest(queue, clocks)
     limit = history.spec.deadlines.no_progress_seconds
     waits = [
         WaitView(name=name, waits_for=who, seconds=now - clocks.progress_at, deadline_seconds=limit)
         for name, who in _waits_by_state(history, queue, workers).items()
+        if name != GROUPS or generates
     ]
+    if evaluation := evaluating.wait(beat.staff.workers):
+        waits.append(evaluation)
     running = history.state is RunState.RUNNING
-    if running and oldest and now - oldest[1] >= history.spec.asynchrony.straggler_alarm_seconds:
+    if running and generates and oldest and now - oldest[1] >= history.spec.asynchrony.straggler_alarm_seconds:
         waits.append(_straggler(history, *oldest, now))
     measured = meter.window() if running else None
     return LiveStatus(
@@ -104,7 +115,9 @@ def _waits_by_state(history: RunHistory, queue: FilterQueue, workers: int) -> di
             missing = {"trainer": "a trainer that publishes v0"} if history.version_number < 0 else {}
             return missing | ({"rollout_worker": "a rollout worker that joins"} if workers == 0 else {})
         case RunState.RUNNING if queue.in_flight:
-            return {"groups": f"{queue.in_flight} groups in flight at {workers} rollout workers"}
+            return {GROUPS: f"{queue.in_flight} groups in flight at {workers} rollout workers"}
+        case RunState.RUNNING if queue.finished and history.training_steps >= queue.k:
+            return {}  # but for the evaluation of the last version
         case RunState.RUNNING:
             return {"training_step": f"the trainer to publish v{history.training_steps + 1}"}
         case RunState.STOPPING:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:  # at run time only when needed: it brings pyarrow and the tokenizers
     from sluice.evaluation.samples import Sample
-    from sluice.evaluation.views import EvaluationView, MetricView, SourceView
+    from sluice.evaluation_views import EvaluationView, MetricView, SourceView
 
 LINE_SECONDS = 30.0
 """Where standard error is no terminal, a line says how far it is this often."""

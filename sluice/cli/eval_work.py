@@ -27,7 +27,7 @@ from sluice.evaluation.samples import SAMPLES_FILE, EvaluationFolder, write_summ
 from sluice.evaluation.session import Assignment, Effort, check_verifiers, check_weights, evaluate
 from sluice.evaluation.settings import EvaluationSettings
 from sluice.evaluation.subject import Subject
-from sluice.evaluation.views import EvaluationView
+from sluice.evaluation_views import EvaluationView
 from sluice.local.state import ARTIFACTS
 from sluice.secrets import read_secret
 from sluice.transport.reward import RewardClient

@@ -32,7 +32,7 @@ class EvaluationSet(Section):
 
 class EvaluationConfig(Section):
     sets: tuple[EvaluationSet, ...] = Field((), description="What to evaluate on; without a set nothing is evaluated.")
-    before_training: bool = Field(True, description="Evaluate v0, the initial model.")
+    before_training: bool = Field(True, description="Evaluate the run's first version: the initial model.")
     every_steps: int | None = Field(
         None, ge=1, description="Training steps between evaluations; unset: none. The last step always has one."
     )
@@ -57,11 +57,11 @@ class EvaluationConfig(Section):
             raise ValueError(f"two evaluation sets are called {twice[0]!r}; give each a name of its own")
         return self
 
-    def due(self, number: int) -> bool:
-        """Whether policy version `number` is to be evaluated even if it is not the last one of its run."""
-        if not self.sets:
-            return False
-        return self.before_training if number == 0 else bool(self.every_steps) and number % (self.every_steps or 1) == 0
+    def due(self, number: int, first: int) -> bool:
+        """Whether policy version `number` of a run whose first is `first` is evaluated even if it is not the last."""
+        if number == first:
+            return self.before_training
+        return self.every_steps is not None and number % self.every_steps == 0
 
     def why_unknown(self, metric: str) -> str:
         """Why `metric`, written SET/KIND@K, is none of these evaluations; "" if it is one."""

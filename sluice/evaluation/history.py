@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.config import EvaluationConfig
-from sluice.evaluation.views import EvaluationView, RunEvaluationView
+from sluice.evaluation_views import EvaluationView, RunEvaluationView
 from sluice.transport.log import Entry
 from sluice.types import EvaluationBegun, EvaluationEnded, EvaluationRecord, PolicyVersion
 
@@ -26,10 +26,14 @@ class Running:
 
 
 class EvaluationHistory:
-    """Each number of a policy version is evaluated at most once: a replay trains the same batches again."""
+    """Each number of a policy version is evaluated at most once: a replay trains the same batches again.
 
-    def __init__(self, config: EvaluationConfig) -> None:
-        self._config = config
+    Args:
+        first: number of the run's first version, "before training".
+    """
+
+    def __init__(self, config: EvaluationConfig, first: int = 0) -> None:
+        self._config, self._first = config, first
         self.running: Running | None = None
         self.views: dict[int, RunEvaluationView] = {}
         """By number, in the order in which they began or were passed over."""
@@ -56,7 +60,7 @@ class EvaluationHistory:
     def needed(self, versions: Iterable[PolicyVersion]) -> set[PolicyVersion]:
         """Those of these versions whose weights an evaluation needs now, or may still need."""
         now = None if self.running is None else self.running.version
-        return {v for v in versions if v == now or (self._config.due(v.number) and not self.settled(v.number))}
+        return {v for v in versions if v == now or (self._wanted(v.number, None) and not self.settled(v.number))}
 
     def due(self, versions: Iterable[PolicyVersion], last: int | None) -> list[PolicyVersion]:
         """The published versions that are to be evaluated and are not yet, lowest first; of a number the newest.
@@ -69,10 +73,10 @@ class EvaluationHistory:
 
     def pending(self, last: int) -> bool:
         """Whether an evaluation of a version up to `last`, the run's last one, is still to come or to end."""
-        return any(self._wanted(number, last) and not self.settled(number) for number in range(last + 1))
+        return any(self._wanted(number, last) and not self.settled(number) for number in range(self._first, last + 1))
 
     def _wanted(self, number: int, last: int | None) -> bool:
-        return bool(self._config.sets) and (number == last or self._config.due(number))
+        return bool(self._config.sets) and (number == last or self._config.due(number, self._first))
 
     def _end(self, ended: EvaluationEnded, time: datetime) -> None:
         number = ended.version.number

@@ -18,7 +18,7 @@ from sluice.algorithms.evaluation import (
     sizes,
 )
 from sluice.evaluation.samples import Sample
-from sluice.evaluation.views import MetricView, SourceView
+from sluice.evaluation_views import MetricView, SourceView
 from sluice.types import NO_ANSWER, Verdict, VerdictKind
 
 ALL = "all"

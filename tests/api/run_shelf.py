@@ -15,6 +15,7 @@ from services.coordinator.api import create_app
 from services.coordinator.api_problems import ConflictError, MissingError
 from sluice.config import RunSpec, changed, parse_run_spec
 from sluice.errors import ConfigError, TransientError
+from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
 from sluice.types import RunState
 from sluice.views import (
@@ -143,6 +144,10 @@ class RunShelf:
     async def checkpoints(self, run_id: str) -> Sequence[CheckpointView]:
         await self.get(run_id)
         return [CheckpointView(k=5, lineage=1, path="/c/5.1", checksum="s", chain="c", stored_at=NOW)]
+
+    async def evaluations(self, run_id: str) -> Sequence[RunEvaluationView]:
+        await self.get(run_id)
+        return [RunEvaluationView(number=0, version="v0.1", state="skipped", reason="the set is empty", begun_at=NOW)]
 
     async def workers(self) -> Sequence[WorkerView]:
         return [WorkerView(name="rollout-0", run="tiny-0", version="v0.1")]

@@ -76,3 +76,18 @@ class RunEvaluationView(View):
             for name, view in self.sets.items()
             for metric, found in view.all.metrics.items()
         }
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95 % interval of each of `scores`."""
+        return {
+            f"{name}/{metric}": (found.low, found.high)
+            for name, view in self.sets.items()
+            for metric, found in view.all.metrics.items()
+        }
+
+    @property
+    def main_scores(self) -> dict[str, float]:
+        """Of `scores`, those over all responses to a problem: avg@k, pass@k, cons@k and best@k with the largest k."""
+        wanted = {name: f"@{view.settings['samples']}" for name, view in self.sets.items()}
+        return {key: value for key, value in self.scores.items() if key.endswith(wanted[key.split("/")[0]])}
