@@ -170,12 +170,17 @@ def fit_to_ranks(claim: Claim, world_size: int, log: Logger, root: Path | None =
     return replace(claim, restored=replace(restored, universal=universal_form(restored.record, log, root)))
 
 
-def check_claim(claim: Claim, allow_remote_code: bool) -> None:
+def check_claim(claim: Claim, allow_remote_code: bool, world_size: int) -> None:
     """What this deployment must agree to before it loads anything.
 
     Raises:
-        ConfigError: code of the model that is not allowed.
+        ConfigError: code of the model that is not allowed, or a number of ranks that cannot share micro-batches.
     """
+    shared = claim.spec.trainer.sequence_parallel
+    if world_size % shared:
+        raise ConfigError(
+            f"trainer.sequence_parallel = {shared} must divide the number of trainer ranks, WORLD_SIZE={world_size}"
+        )
     if claim.spec.model.trust_remote_code and not allow_remote_code:
         raise ConfigError("model.trust_remote_code = true needs SLUICE_ALLOW_REMOTE_CODE=1 in the deployment")
 

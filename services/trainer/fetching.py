@@ -29,7 +29,7 @@ class Share:
 
 
 class Fetcher:
-    """Fetches this rank's share of each batch, and agrees with the other ranks that all have theirs."""
+    """Fetches the share of this rank's replica of each batch, and agrees with the other ranks that all have theirs."""
 
     def __init__(self, nats: NatsThread, bus: Bus, ranks: Ranks, spec: RunSpec, limits: PackingLimits) -> None:
         self._nats, self._bus, self._ranks, self._spec, self._limits = nats, bus, ranks, spec, limits
@@ -42,18 +42,19 @@ class Fetcher:
             TransientError: another rank failed.
         """
         failure: SluiceError | None = None
-        share = Share((), 0)
+        share, rollouts = Share((), 0), {}
+        plan = plan_share(batch, self._spec, self._ranks.replica, self._ranks.replicas)
         try:
-            share = self._fetch(batch)
+            if self._ranks.leads:
+                rollouts = self._rollouts([group for groups in plan for group in groups])
+                share = assemble_share(plan, rollouts, self._spec, self._limits)
         except SluiceError as error:
             failure = error
         self._ranks.agree(failure)
+        if self._ranks.sequence is not None:  # bulk data crosses the network of the bus once
+            rollouts = self._ranks.sequence.share(rollouts)
+            share = share if self._ranks.leads else assemble_share(plan, rollouts, self._spec, self._limits)
         return share
-
-    def _fetch(self, batch: Batch) -> Share:
-        mine = plan_share(batch, self._spec, self._ranks.rank, self._ranks.world_size)
-        rollouts = self._rollouts([group for groups in mine for group in groups])
-        return assemble_share(mine, rollouts, self._spec, self._limits)
 
     def _rollouts(self, groups: Sequence[BatchGroup]) -> dict[int, list[Rollout]]:
         wanted = [(r.sequences, r.content_hash) for g in groups for r in g.rollouts]
@@ -63,9 +64,9 @@ class Fetcher:
         return {g.n: [next(found) for _ in g.rollouts] for g in groups}
 
 
-def plan_share(batch: Batch, spec: RunSpec, rank: int, world_size: int) -> list[list[BatchGroup]]:
-    """Which groups `rank` trains in which update: a pure function of the record, so all ranks agree on it."""
-    return [share_out(groups, world_size)[rank] for groups in split_mini_batches(batch, spec)]
+def plan_share(batch: Batch, spec: RunSpec, replica: int, replicas: int) -> list[list[BatchGroup]]:
+    """Which groups `replica` trains in which update: a pure function of the record, so all ranks agree on it."""
+    return [share_out(groups, replicas)[replica] for groups in split_mini_batches(batch, spec)]
 
 
 def assemble_share(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.engine import Scorer, UpdateEngine
-from services.trainer.packing import MicroBatch
+from services.trainer.packing import MicroBatch, masked_micro_batch
 from services.trainer.preparation import Anchored, Part, Preparation, Update
 from services.trainer.ranks import Ranks
 from services.trainer.rules import LossRules
@@ -46,13 +46,17 @@ class Outcome:
 
 
 class Learner:
-    """Turns packed mini-batches into optimizer updates. All ranks call it with their own shares of the same updates."""
+    """Turns packed mini-batches into optimizer updates.
+
+    All ranks call it with their own shares of the same updates; those of a replica with the same share.
+    """
 
     def __init__(self, engine: UpdateEngine, ranks: Ranks, spec: RunSpec, reference: Scorer | None = None) -> None:
         self._engine, self._ranks = engine, ranks
         self._rules = LossRules.of(spec)
         self._epochs = spec.trainer.epochs_per_step
-        self._preparation = Preparation(engine, ranks, self._rules, reference)
+        masked = masked_micro_batch(spec.model.attention == "flash_attention_2", spec.trainer.sequence_parallel)
+        self._preparation = Preparation(engine, ranks, self._rules, masked, reference)
         self._sums: list[UpdateSums] = []
         self._gaps: list[GapSums] = []
         self._overflows = 0
@@ -81,8 +85,8 @@ class Learner:
             updates=len(norms),
             grad_norms=tuple(norms),
             overflows=self._overflows,
-            sums=merge(self._ranks.gather(merge(self._sums, UpdateSums())), UpdateSums()),
-            gap=merge(self._ranks.gather(merge(self._gaps, GapSums())), GapSums()),
+            sums=merge(self._ranks.gather_replicas(merge(self._sums, UpdateSums())), UpdateSums()),
+            gap=merge(self._ranks.gather_replicas(merge(self._gaps, GapSums())), GapSums()),
             trained_tokens=sum(update.totals.tokens for update in updates),
             trained_sequences=sum(update.totals.sequences for update in updates),
         )
@@ -112,7 +116,7 @@ class Learner:
             if first and part.anchored.trainer is None:
                 self._gaps += self._gap(part.anchored, logp.detach())
             loss = self._loss(part, batch, logp, entropy)
-            # ZeRO averages over ranks what has to be added up.
+            # ZeRO averages over all ranks what has to be added up: each has the gradient of the tokens that it holds.
             self._engine.backward(loss.sum() * self._ranks.world_size, last=at == len(update.parts))
             broken = batch.of_response[~torch.isfinite(loss)].tolist()
             diverged |= {batch.groups[i] for i in broken if not batch.masked}

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.trainer.forest import Response, grow_forest
+from services.trainer.blocks import Unit, units_of
+from services.trainer.forest import Forest, Response, grow_forest
 from sluice.algorithms.losses import Responses
 
 Group = Sequence[Response]
@@ -22,20 +23,24 @@ class PackingLimits:
     """`budget`: tokens of a micro-batch, padding included. `share`: compute common beginnings once.
 
     `attention_unit`: row length at which attention costs as much as the rest of the model (6 · hidden size).
-    `single_row`: the attention kernel knows no masks, only row borders.
+    `single_row`: the attention kernel knows no masks, only row borders. `mask_length`: longer rows get units instead of
+    a mask; None: none do. `slices`: what the length of rows must be a multiple of, for that many ranks share them.
     """
 
     budget: int
     share: bool
     attention_unit: int
     single_row: bool = False
+    mask_length: int | None = None
+    slices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """R rows of L tokens with m predicting nodes and n trained tokens.
 
-    input_ids, position_ids: [R, L]; visible: [R, L, L] bool, or None with `single_row`.
+    input_ids, position_ids: [R, L]. Who attends to whom is in one of three: visible, [R, L, L] bool; units, those of
+    each row; borders, where each sequence of a single row begins, and its end: int32.
     nodes: [m] flat indices into R·L whose logits are needed. slots: [n] index into `nodes` of each trained token,
     ascending; targets: [n] the tokens themselves; of_response: [n] int64 index into `groups`; behaviour, advantages:
     [n] float64, for there are few of them and every aggregation of them should be exact.
@@ -44,6 +49,8 @@ class MicroBatch:
     input_ids: Tensor
     position_ids: Tensor
     visible: Tensor | None
+    units: tuple[tuple[Unit, ...], ...] | None
+    borders: Tensor | None
     nodes: Tensor
     slots: Tensor
     targets: Tensor
@@ -89,10 +96,11 @@ def pack(groups: Sequence[Group], limits: PackingLimits) -> list[MicroBatch]:
     return batches
 
 
-def masked_micro_batch() -> MicroBatch:
+def masked_micro_batch(single_row: bool = False, slices: int = 1) -> MicroBatch:
     """The smallest pass through the model; its loss is 0 and its gradient is 0."""
     nothing = Response(prompt=(0,), tokens=(0,), behaviour=(0.0,), advantage=0.0, group=-1)
-    return replace(micro_batch([[nothing]], PackingLimits(budget=1, share=False, attention_unit=1)), masked=True)
+    limits = PackingLimits(slices, share=False, attention_unit=1, single_row=single_row, slices=slices)
+    return replace(micro_batch([[nothing]], limits), masked=True)
 
 
 def _fitting(group: Group, limits: PackingLimits) -> list[list[Response]]:
@@ -114,7 +122,7 @@ def _capacities(largest: int, limits: PackingLimits) -> list[int]:
     """Row lengths worth trying: the largest tree, doubled up to the budget."""
     if limits.single_row:
         return [limits.budget]
-    found = [largest]
+    found = [min(_rounded(largest, limits), limits.budget)]
     while found[-1] < limits.budget:
         found.append(min(2 * found[-1], limits.budget))
     return found
@@ -139,15 +147,40 @@ def _fill(left: Sequence[int], sizes: Sequence[int], capacity: int, limits: Pack
 def _cost_per_token(
     rows: list[list[int]], trees: Sequence[Group], sizes: Sequence[int], limits: PackingLimits
 ) -> float:
-    longest = max(len(grow_forest([r for i in row for r in trees[i]], limits.share)) for row in rows)
-    cost = len(rows) * longest * (1.0 + longest / limits.attention_unit)
+    forests = [grow_forest([r for i in row for r in trees[i]], limits.share) for row in rows]
+    longest = _rounded(max(len(forest) for forest in forests), limits)
+    if _masked(longest, limits):
+        pairs = len(rows) * longest * longest
+    else:
+        pairs = sum(block.pairs for units in _units(forests, limits) for unit in units for block in unit.blocks)
+    cost = len(rows) * longest + pairs / limits.attention_unit
     return cost / sum(sizes[i] for row in rows for i in row)
+
+
+def _rounded(length: int, limits: PackingLimits) -> int:
+    return -(-length // limits.slices) * limits.slices
+
+
+def _masked(length: int, limits: PackingLimits) -> bool:
+    """Whether rows of that length have a mask as a whole."""
+    return not limits.single_row and (limits.mask_length is None or length <= limits.mask_length)
+
+
+def _units(forests: Sequence[Forest], limits: PackingLimits) -> tuple[tuple[Unit, ...], ...]:
+    return tuple(units_of(forest, limits.mask_length or 0) for forest in forests)
+
+
+def _borders(forest: Forest, length: int) -> Tensor:
+    """Nothing is shared where they are needed, so a branch is a sequence; padding is one more."""
+    ends = [*(branch.end for branch in forest.branches), *([length] if len(forest) < length else [])]
+    return torch.tensor([0, *ends], dtype=torch.int32)
 
 
 def micro_batch(rows: Sequence[Sequence[Response]], limits: PackingLimits) -> MicroBatch:
     """One micro-batch of exactly these rows, padded to the longest."""
     forests = [grow_forest(row, limits.share) for row in rows]
-    length = max(len(f) for f in forests)
+    length = _rounded(max(len(f) for f in forests), limits)
+    masked = _masked(length, limits)
     responses = [r for row in rows for r in row]
     predictors = [path + at * length for at, f in enumerate(forests) for path in f.predictors]
     nodes, slots = np.unique(np.concatenate(predictors), return_inverse=True)
@@ -161,7 +194,9 @@ def micro_batch(rows: Sequence[Sequence[Response]], limits: PackingLimits) -> Mi
     return MicroBatch(
         input_ids=_padded([f.token_ids for f in forests], length),
         position_ids=_padded([f.positions for f in forests], length),
-        visible=None if limits.single_row else torch.from_numpy(np.stack([f.visible(length) for f in forests])),
+        visible=torch.from_numpy(np.stack([f.visible(length) for f in forests])) if masked else None,
+        units=None if masked or limits.single_row else _units(forests, limits),
+        borders=_borders(forests[0], length) if limits.single_row else None,
         nodes=torch.from_numpy(nodes),
         slots=torch.from_numpy(slots[order]),
         targets=tokens([r.tokens for r in responses], np.int64),

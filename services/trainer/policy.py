@@ -13,9 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.utils import logging as transformers_logging
 
+from services.trainer import attention
 from services.trainer.adapters import Adapters, add_adapters, base_name
 from services.trainer.head import LogProbHead
 from services.trainer.packing import MicroBatch, PackingLimits
+from services.trainer.sequence import SequenceGroup, Slice
 from services.trainer.sharding import deepspeed_config, reference_config
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
@@ -26,10 +28,17 @@ LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of families that change logits after the head, which the chunked head does not do."""
 ATTENTION_UNIT_WIDTHS = 6
 """Row length, in hidden widths, at which attention costs as much as the matrix products of a layer."""
+MASK_LENGTH = 512
+"""Longest row that has a mask of its own, [L, L]; longer ones are attended to block by block."""
 
 
 class Policy(nn.Module):
-    """Body and head of a causal model. Parameters keep the names that its checkpoint has (`names`)."""
+    """Body and head of a causal model. Parameters keep the names that its checkpoint has (`names`).
+
+    `sequence`: the ranks that share its micro-batches, each with its part of all rows; None: there is only this one.
+    """
+
+    sequence: SequenceGroup | None = None
 
     def __init__(
         self, causal: Any, temperature: float, entropy_gradient: bool = False, adapters: Adapters | None = None
@@ -49,26 +58,24 @@ class Policy(nn.Module):
 
         Log-probs have a gradient, entropies only if the loss has an entropy term.
         """
-        states = self.body(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            attention_mask=self._attention_mask(batch),
-            use_cache=False,
-        ).last_hidden_state
-        hidden = states.flatten(0, 1)[batch.nodes]
-        logp, entropy = self.head(hidden, batch.slots, batch.targets)
+        if self.sequence is None:
+            return self._log_probs(batch, batch)
+        mine = self.sequence.slice(batch)
+        logp, entropy = self.sequence.whole(torch.stack(self._log_probs(mine, batch)), mine.mine)
         return logp, entropy
 
-    def _attention_mask(self, batch: MicroBatch) -> Tensor | None:
-        """[R, 1, L, L] to be added to the attention scores; one tensor for all layers."""
-        if batch.visible is None:
-            return None
-        dtype: torch.dtype = self.body.dtype
-        hidden = torch.zeros(batch.visible.shape, dtype=dtype, device=batch.visible.device)
-        return hidden.masked_fill_(~batch.visible, torch.finfo(dtype).min).unsqueeze(1)
+    def _log_probs(self, nodes: MicroBatch | Slice, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Of the tokens that `nodes` predict: all of the micro-batch, or a slice of it."""
+        given = attention.arguments(batch, self.body.dtype, self.sequence)
+        states = self.body(
+            input_ids=nodes.input_ids, position_ids=nodes.position_ids, use_cache=False, **given
+        ).last_hidden_state
+        attention.check_used(given)
+        logp, entropy = self.head(states.flatten(0, 1)[nodes.nodes], nodes.slots, nodes.targets)
+        return logp, entropy
 
 
-def load_policy(spec: RunSpec) -> Policy:
+def load_policy(spec: RunSpec, sequence: SequenceGroup | None = None) -> Policy:
     """The initial model (v0) in the trainer's dtype, without dropout, with the run's attention and adapters.
 
     With ZeRO-3 each rank keeps its shard of a parameter as soon as it is read: no rank ever holds the whole model.
@@ -83,21 +90,26 @@ def load_policy(spec: RunSpec) -> Policy:
         old_name = causal.gradient_checkpointing_enable  # transformers renames it between its releases 5 and 6
         getattr(causal, "activation_checkpointing_enable", old_name)({"use_reentrant": False})
     causal.train()  # activation checkpointing is off in eval mode
-    return Policy(causal, spec.rollout.temperature, spec.algorithm.entropy_coeff > 0, adapters)
+    policy = Policy(causal, spec.rollout.temperature, spec.algorithm.entropy_coeff > 0, adapters)
+    policy.sequence = sequence
+    return policy
 
 
-def load_reference(spec: RunSpec) -> Policy:
+def load_reference(spec: RunSpec, sequence: SequenceGroup | None = None) -> Policy:
     """The initial model again, frozen, and sharded as it is read. Raises: ConfigError: as `load_policy`."""
     causal = _load_causal(spec, reference_config(spec))
     causal.requires_grad_(False)
     causal.eval()
-    return Policy(causal, spec.rollout.temperature)
+    policy = Policy(causal, spec.rollout.temperature)
+    policy.sequence = sequence
+    return policy
 
 
 def _load_causal(spec: RunSpec, sharded_by: dict[str, Any] | None) -> Any:
     path, dtype = str(model_folder(spec.model.path)), DTYPES[spec.model.trainer_dtype]
     if not (Path(path) / "config.json").is_file():
         raise ConfigError(f"model.path = {path!r} holds no config.json; give the folder of a Hugging Face checkpoint")
+    attention.install()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # not annotated there
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=spec.model.trust_remote_code)
@@ -123,10 +135,12 @@ def _load_causal(spec: RunSpec, sharded_by: dict[str, Any] | None) -> Any:
 def packing_limits(policy: Policy, spec: RunSpec) -> PackingLimits:
     """How micro-batches of this model are packed."""
     return PackingLimits(
-        budget=spec.trainer.max_tokens_per_micro_batch,
+        budget=spec.micro_batch_tokens,
         share=spec.trainer.prefix_sharing,
         attention_unit=ATTENTION_UNIT_WIDTHS * int(policy.body.config.hidden_size),
         single_row=spec.model.attention == "flash_attention_2",
+        mask_length=MASK_LENGTH if spec.model.attention == "sdpa" else None,
+        slices=spec.trainer.sequence_parallel,
     )
 
 
@@ -148,7 +162,9 @@ def _check_architecture(config: Any, spec: RunSpec) -> None:
             f"model.path = {spec.model.path!r} attends to a window of {window} tokens, less than "
             f"data.max_prompt_length + rollout.max_response_length = {longest}: not supported"
         )
-    if spec.model.attention == "flash_attention_2" and spec.trainer.prefix_sharing:
+    heads = config.get_text_config().num_attention_heads
+    if spec.trainer.sequence_parallel > heads:
         raise ConfigError(
-            "model.attention = 'flash_attention_2' knows no masks; set trainer.prefix_sharing = false, or use 'sdpa'"
+            f"trainer.sequence_parallel = {spec.trainer.sequence_parallel} is more than the {heads} attention heads of "
+            f"model.path = {spec.model.path!r}: a rank would have none"
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.engine import Scorer, UpdateEngine
-from services.trainer.packing import MicroBatch, masked_micro_batch
+from services.trainer.packing import MicroBatch
 from services.trainer.ranks import Ranks
 from services.trainer.rules import LossRules
 from sluice.algorithms.aggregation import Denominators, count_denominators, token_weight
@@ -52,10 +52,16 @@ class Update:
 
 
 class Preparation:
-    """Makes updates from packed mini-batches. A collective call: every rank passes as many mini-batches."""
+    """Makes updates from packed mini-batches. A collective call: every rank passes as many mini-batches.
 
-    def __init__(self, engine: UpdateEngine, ranks: Ranks, rules: LossRules, reference: Scorer | None = None) -> None:
+    `masked`: what a rank with fewer micro-batches than another fills up with.
+    """
+
+    def __init__(
+        self, engine: UpdateEngine, ranks: Ranks, rules: LossRules, masked: MicroBatch, reference: Scorer | None
+    ) -> None:
         self._engine, self._ranks, self._rules, self._reference = engine, ranks, rules, reference
+        self._masked = masked
 
     def prepare(self, mini_batches: Sequence[Sequence[MicroBatch]], epochs: int) -> list[Update]:
         """The updates of one pass over the batch, those included that rejection has left without a token."""
@@ -74,7 +80,7 @@ class Preparation:
         counts = self._ranks.gather([len(batches) for batches in mini_batches])
         most = [max(column) for column in zip(*counts, strict=True)]
         return [
-            [*batches, *[masked_micro_batch()] * (wanted - len(batches))]
+            [*batches, *[self._masked] * (wanted - len(batches))]
             for batches, wanted in zip(mini_batches, most, strict=True)
         ]
 
@@ -91,8 +97,8 @@ class Preparation:
 
     def _totals(self, anchored: Sequence[Sequence[Anchored]]) -> list[Denominators]:
         mine = [[pair for found in parts for pair in found.counts()] for parts in anchored]
-        of_ranks = self._ranks.gather(mine)
-        return [count_denominators(pair for part in parts for pair in part) for parts in zip(*of_ranks, strict=True)]
+        of_replicas = self._ranks.gather_replicas(mine)
+        return [count_denominators(pair for part in parts for pair in part) for parts in zip(*of_replicas, strict=True)]
 
     def _weights(self, found: Anchored, totals: Denominators) -> Tensor:
         mode, scale = self._rules.aggregation, self._rules.scale_factor

@@ -1,26 +1,62 @@
-"""The processes of one trainer, and how they keep in step. Every method is a collective call."""
+"""The processes of one trainer, and how they keep in step. Every method is a collective call.
+
+Each micro-batch is trained by one replica: a single rank or, with sequence parallelism, several consecutive ones.
+"""
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from services.trainer.sequence import SequenceGroup
 from sluice.errors import SluiceError, TransientError
 
 T = TypeVar("T")
 
 
 class Ranks:
-    """All ranks of this trainer. Small Python values go over gloo, also when gradients go over NCCL."""
+    """All ranks of this trainer. Small Python values go over gloo, also when gradients go over NCCL.
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    `seconds`: longest time that they wait for one another in a group made here.
+    """
+
+    def __init__(self, rank: int, world_size: int, seconds: float = 1800.0) -> None:
         self.rank, self.world_size = rank, world_size
-        self._group: Any = None
-        if world_size > 1 and dist.get_backend() != "gloo":
-            self._group = dist.new_group(backend="gloo")
+        self.sequence: SequenceGroup | None = None
+        """The ranks of this one's replica, where there are several."""
+        self._timeout = datetime.timedelta(seconds=seconds)
+        self._over_nccl = world_size > 1 and dist.get_backend() != "gloo"
+        self._group: Any = dist.new_group(backend="gloo", timeout=self._timeout) if self._over_nccl else None
+
+    def divide(self, sequence_parallel: int) -> None:
+        """Let so many ranks at a time share their micro-batches; it divides their number."""
+        if sequence_parallel == 1:
+            return
+        for start in range(0, self.world_size, sequence_parallel):  # every rank takes part in making every group
+            members = list(range(start, start + sequence_parallel))
+            tensors = dist.new_group(members, timeout=self._timeout)
+            objects = dist.new_group(members, timeout=self._timeout, backend="gloo") if self._over_nccl else tensors
+            if self.rank in members:
+                self.sequence = SequenceGroup(sequence_parallel, self.rank - start, tensors, objects)
+
+    @property
+    def replicas(self) -> int:
+        """How many there are."""
+        return self.world_size // (self.sequence.size if self.sequence else 1)
+
+    @property
+    def replica(self) -> int:
+        """The one that this rank is in."""
+        return self.rank // (self.sequence.size if self.sequence else 1)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the first of its replica, which speaks for it."""
+        return self.sequence is None or self.sequence.index == 0
 
     @property
     def first(self) -> bool:
@@ -42,6 +78,10 @@ class Ranks:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def gather_replicas(self, value: T) -> list[T]:
+        """The values of the first rank of each replica, on every rank."""
+        return self.gather(value)[:: self.world_size // self.replicas]
 
     def total(self, sums: Tensor) -> Tensor:
         """Sum of a CPU tensor over all ranks."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from services.trainer.engine import Scorer
 from services.trainer.packing import MicroBatch
 from services.trainer.policy import load_reference
+from services.trainer.sequence import SequenceGroup
 from services.trainer.sharding import reference_config
 from services.trainer.zero import ZeroEngine, quiet_deepspeed
 from sluice.config import RunSpec
@@ -22,9 +23,9 @@ class ReferenceModel:
     It has neither gradients nor an optimizer. Every method is a collective call.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, sequence: SequenceGroup | None = None) -> None:
         self._engine = quiet_deepspeed().initialize(
-            model=load_reference(spec), config=reference_config(spec), dist_init_required=False
+            model=load_reference(spec, sequence), config=reference_config(spec), dist_init_required=False
         )[0]
         self._engine.eval()
 
@@ -47,8 +48,8 @@ class BasePolicy:
             return self._engine.logprobs(batch)
 
 
-def reference_of_run(spec: RunSpec, engine: ZeroEngine) -> Scorer | None:
+def reference_of_run(spec: RunSpec, engine: ZeroEngine, sequence: SequenceGroup | None = None) -> Scorer | None:
     """What the run's KL term asks, or None when its loss has none: then nothing is loaded."""
     if not spec.algorithm.kl_loss_coef:
         return None
-    return BasePolicy(engine) if spec.lora.rank else ReferenceModel(spec)
+    return BasePolicy(engine) if spec.lora.rank else ReferenceModel(spec, sequence)

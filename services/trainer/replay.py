@@ -85,7 +85,7 @@ def _prepare(
             failure = error
     parts.ranks.agree(failure)
     plan = parts.ranks.share(plan)
-    check_claim(plan.claim, settings.allow_remote_code)
+    check_claim(plan.claim, settings.allow_remote_code, parts.ranks.world_size)
     return comparison, plan
 
 

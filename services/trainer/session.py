@@ -119,7 +119,7 @@ class Session:
                 failure = error
         self.ranks.agree(failure)
         claim = self.ranks.share(claim)
-        check_claim(claim, self.settings.allow_remote_code)
+        check_claim(claim, self.settings.allow_remote_code, self.parts.ranks.world_size)
         return claim, records
 
     def _train(self, claim: Claim, records: FencedLog[TrainerRecord] | None) -> None:

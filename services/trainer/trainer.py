@@ -105,7 +105,7 @@ class Trainer:
         self.publish()
         if item.save:
             self.save()
-        counts = self._ranks.gather((share.prompt_tokens, share.computed_tokens))
+        counts = self._ranks.gather_replicas((share.prompt_tokens, share.computed_tokens))
         self._seconds["total"] = time.monotonic() - self._idle_since
         self._idle_since = time.monotonic()
         if self._witness is not None:

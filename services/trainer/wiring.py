@@ -41,7 +41,8 @@ def make_trainer(
     spec, restored = claim.spec, claim.restored
     if restored is not None:
         check_trained_form(restored.manifest.lora, spec, restored.record.path)
-    policy = load_policy(spec)
+    parts.ranks.divide(spec.trainer.sequence_parallel)
+    policy = load_policy(spec, parts.ranks.sequence)
     limits = packing_limits(policy, spec)
     engine = ZeroEngine(policy, spec, parts.device, universal=restored is not None and bool(restored.universal))
     if restored is not None:
@@ -50,7 +51,7 @@ def make_trainer(
         claim=claim,
         ranks=parts.ranks,
         engine=engine,
-        reference=reference_of_run(spec, engine),
+        reference=reference_of_run(spec, engine, parts.ranks.sequence),
         fetcher=Fetcher(parts.nats, parts.bus, parts.ranks, spec, limits),
         publisher=Publisher(weights_dir, claim),
         witness=witness,

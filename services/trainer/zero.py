@@ -40,7 +40,7 @@ def join_ranks(rank: int, world_size: int, on_gpu: bool, seconds: float) -> Rank
     deepspeed.init_distributed(
         dist_backend="nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=seconds), verbose=False
     )
-    return Ranks(rank, world_size)
+    return Ranks(rank, world_size, seconds)
 
 
 class ZeroEngine:

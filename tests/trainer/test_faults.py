@@ -147,5 +147,5 @@ def test_code_of_a_model_runs_only_where_the_deployment_allows_it(tiny_model: Pa
     spec = make_spec(tiny_model, model={"trust_remote_code": True})
     claim = Claim(RUN, spec, spec.config_hash, 1, None)
     with pytest.raises(ConfigError, match="SLUICE_ALLOW_REMOTE_CODE"):
-        check_claim(claim, allow_remote_code=False)
-    check_claim(replace(claim, lineage=2), allow_remote_code=True)
+        check_claim(claim, allow_remote_code=False, world_size=1)
+    check_claim(replace(claim, lineage=2), allow_remote_code=True, world_size=1)
