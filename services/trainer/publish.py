@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,9 @@ from services.trainer.policy import DTYPES
 from services.trainer.zero import ZeroEngine
 from sluice.types import PolicyVersion
 from sluice.weights.manifest import AdaptersEntry, Manifest, adapters_run
-from sluice.weights.publish import VersionWriter, remove_old
+from sluice.weights.publish import VersionWriter, list_versions, remove_old
 
+Needed = Callable[[Sequence[PolicyVersion]], Collection[PolicyVersion]]
 WIRE_DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 
 
@@ -25,10 +26,14 @@ class Publisher:
     """Writes versions of one run under `root`. Every rank calls `write`; rank 0 alone passes a version.
 
     Adapters are merged into the weights, and written by themselves beside them.
+
+    Args:
+        needed: those of the versions that are there which stay, however old they are.
     """
 
-    def __init__(self, root: Path, claim: Claim) -> None:
+    def __init__(self, root: Path, claim: Claim, needed: Needed = lambda _: ()) -> None:
         self._root, self._run_id, self._config_hash = root, claim.run_id, claim.config_hash
+        self._needed = needed
         self._dtype, self._keep, self._lora = claim.spec.model.engine_dtype, claim.spec.weights.keep, claim.spec.lora
         self._parent: Manifest | None = None
 
@@ -53,7 +58,9 @@ class Publisher:
         )
         path, manifest = _written(writer, engine.parameters(), self._dtype, adapters)
         self._parent = manifest
-        remove_old(self._root, self._run_id, self._keep, pinned=())
+        needed = self._needed(list_versions(self._root, self._run_id))
+        for run_id in (self._run_id, adapters_run(self._run_id)):
+            remove_old(self._root, run_id, self._keep, needed)
         return path, manifest
 
     def _write_adapters(self, engine: ZeroEngine, version: PolicyVersion, updates: int) -> AdaptersEntry:
@@ -69,7 +76,6 @@ class Publisher:
             kind="adapters",
         )
         _, manifest = _written(writer, engine.adapters(), "float32")
-        remove_old(self._root, run_id, self._keep, pinned=())
         lora = self._lora
         return AdaptersEntry(manifest.hash, lora.rank, lora.alpha, lora.target_modules)
 

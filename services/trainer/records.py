@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from services.trainer.agenda import Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.claim import Claim
+from services.trainer.evaluations import Evaluations
 from services.trainer.forks import wanted_by_forks
 from services.trainer.progress import Progress
 from services.trainer.purge import purge
@@ -38,6 +40,7 @@ class Recorder:
         store: CheckpointStore,
         world_size: int,
         weights_address: str | None,
+        evaluations: Evaluations,
     ) -> None:
         self._nats, self._bus, self._claim, self._log = nats, bus, claim, log
         self._records, self._agenda, self._store = records, agenda, store
@@ -45,6 +48,7 @@ class Recorder:
         self._verified: Checkpoint | None = self._kept[-1] if self._kept else None
         self._world_size, self._address = world_size, weights_address
         self._form = trained_form(claim.spec)
+        self._evaluations = evaluations
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[Checkpoint] | None = None
 
@@ -98,6 +102,10 @@ class Recorder:
         self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint, wanted)
         metrics.checkpointed(record.k)
         self._log.info("checkpoint_stored", k=record.k, path=record.path)
+
+    def needed(self, versions: Sequence[PolicyVersion]) -> Collection[PolicyVersion]:
+        """Versions that an evaluation is made of, or waits to be."""
+        return self._evaluations.needed(versions)
 
     def report(self, report: StepReport) -> None:
         """Tell people about a finished training step."""

@@ -13,6 +13,7 @@ from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointStore
 from services.trainer.claim import Claim, check_claim, claim_run, fit_to_ranks, wait_for_run
 from services.trainer.config import TrainerSettings
+from services.trainer.evaluations import Evaluations
 from services.trainer.ledger import LedgerFeed
 from services.trainer.loop import follow
 from services.trainer.presence import keep_present
@@ -161,6 +162,7 @@ class Session:
             store=CheckpointStore(self.settings.checkpoints_dir, claim.run_id),
             world_size=self.ranks.world_size,
             weights_address=None if weight_server is None else self.settings.weights_advertise or weight_server.address,
+            evaluations=Evaluations(self.nats, self.bus, claim),
         )
 
     def _weight_server(self, claim: Claim) -> WeightServer | None:

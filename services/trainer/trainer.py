@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,10 @@ class Saver(Protocol):
 
     def settle(self, wait: bool) -> None:
         """Record what is safely on disk; with `wait`, as soon as it is."""
+        ...
+
+    def needed(self, versions: Sequence[PolicyVersion]) -> Collection[PolicyVersion]:
+        """Those of these published versions that stay, however old they are."""
         ...
 
 

@@ -53,7 +53,7 @@ def make_trainer(
         engine=engine,
         reference=reference_of_run(spec, engine, parts.ranks.sequence),
         fetcher=Fetcher(parts.nats, parts.bus, parts.ranks, spec, limits),
-        publisher=Publisher(weights_dir, claim),
+        publisher=Publisher(weights_dir, claim, saver.needed) if saver else Publisher(weights_dir, claim),
         witness=witness,
         saver=saver,
     )
