@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -65,6 +66,10 @@ class Progress:
                 training = TrainingView.model_validate(event.fields)
                 self.trainings[training.step] = training
                 return [self.line(training.step)]
+            case "evaluation":
+                note = evaluation_line(event.fields)
+                self.notes.append(note)
+                return [note]
             case "alarm" | "worker_joined" | "worker_left":
                 note = _note(event)
                 self.notes.append(note)
@@ -140,6 +145,33 @@ def _staleness_range(groups: dict[str, int]) -> str:
     """The lowest and the highest, e.g. `0-1`."""
     found = sorted(int(staleness) for staleness in groups)
     return "-".join(str(staleness) for staleness in dict.fromkeys((found[0], found[-1]))) if found else "-"
+
+
+def evaluation_line(fields: dict[str, Any]) -> str:
+    """An `evaluation` event in one line: what begins, what came out of it, or what it means for training."""
+    version, state, reason = (str(fields.get(name) or "") for name in ("version", "state", "reason"))
+    if not version:
+        return f"{state.replace('_', ' ')}: {reason}"
+    if state == "running":
+        return f"evaluation of {version} begins: {fields.get('responses')} responses"
+    shown = [_score(name, value, fields.get("intervals") or {}) for name, value in _widest(fields.get("scores") or {})]
+    took = f" in {fields['seconds']:.0f} s" if isinstance(fields.get("seconds"), float) else ""
+    said = f"evaluation of {version} {state}{took}" + (f": {reason}" if reason else "")
+    return "  ".join([said, *shown])
+
+
+def _widest(scores: dict[str, float]) -> list[tuple[str, float]]:
+    """Of each set and kind of metric the one over the most responses."""
+    by_kind: dict[str, tuple[int, str]] = {}
+    for name in scores:
+        kind, _, k = name.partition("@")
+        by_kind[kind] = max(by_kind.get(kind, (0, "")), (int(k), name))
+    return [(name, scores[name]) for _, name in by_kind.values()]
+
+
+def _score(name: str, value: float, intervals: dict[str, list[float]]) -> str:
+    low, high = intervals.get(name, (value, value))
+    return f"{name} {value:.3f} ({low:.3f}-{high:.3f})"
 
 
 def first_line(reason: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sluice.client import RunsClient
+from sluice.tracking.evaluations import tracked
 from sluice.tracking.names import with_verl_names
 from sluice.tracking.steps import StepFold, TrackedStep
 from sluice.tracking.target import Target
@@ -49,6 +50,9 @@ class Follower:
                     await self._read_events()
         await self._read_batches()
         self._write(self._fold.without_training(run.training_steps))
+        await self._read_evaluations()
+        for target in self._targets:
+            target.finish()
         return run
 
     async def _read_batches(self) -> None:
@@ -61,6 +65,16 @@ class Follower:
             if self._fold.lacks_batch(event):
                 await self._read_batches()
             self._write(self._fold.see_event(event))
+            if event.kind == "evaluation" and event.fields.get("scores"):
+                await self._read_evaluations()
+
+    async def _read_evaluations(self) -> None:
+        """From the API: it has them all, also those whose events are gone."""
+        for view in await self._client.evaluations(self._run_id):
+            if (evaluation := tracked(view, self._verl_names)) is not None:
+                for target in self._targets:
+                    if evaluation.number > target.last_evaluation:
+                        target.evaluate(evaluation)
 
     def _write(self, steps: Sequence[TrackedStep]) -> None:
         for step in steps:

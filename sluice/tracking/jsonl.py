@@ -1,4 +1,4 @@
-"""A run as a file of JSON lines: first the run with its config, then a line for each training step."""
+"""A run as a file of JSON lines: first the run with its config, then a line for each training step and evaluation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sluice.errors import ConfigError
+from sluice.tracking.evaluations import TrackedEvaluation
 from sluice.tracking.steps import TrackedStep
 from sluice.tracking.target import Subject
 
@@ -18,7 +19,7 @@ class JsonLines:
 
     def __init__(self, path: Path, subject: Subject) -> None:
         """Raises: ConfigError: the file cannot be written, is somebody else's, or is being written."""
-        self.place, self.last = str(path), 0
+        self.place, self.last, self.last_evaluation = str(path), 0, -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -34,6 +35,14 @@ class JsonLines:
     def write(self, step: TrackedStep) -> None:
         self._append({"step": step.number, "time": step.time.isoformat(), "version": step.version, **step.values})
         self.last = step.number
+
+    def evaluate(self, evaluation: TrackedEvaluation) -> None:
+        facts = {"evaluation": evaluation.number, "time": evaluation.time.isoformat(), "version": evaluation.version}
+        self._append(facts | evaluation.values)
+        self.last_evaluation = evaluation.number
+
+    def finish(self) -> None:
+        """Everything is written."""
 
     def close(self, failed: bool) -> None:
         os.fsync(self._file.fileno())
@@ -59,7 +68,10 @@ class JsonLines:
                 raise ConfigError(
                     f"jsonl:{self.place}: has the run {fields['run']!r}, not {subject.run_id!r}; give another file"
                 )
-            self.last = self.last if first else fields["step"]
+            if "evaluation" in fields:
+                self.last_evaluation = fields["evaluation"]
+            elif not first:
+                self.last = fields["step"]
         except (ValueError, LookupError, TypeError):
             raise ConfigError(f"jsonl:{self.place}: is there, and is no record of a run; give another file") from None
 

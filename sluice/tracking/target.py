@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sluice.tracking.evaluations import TrackedEvaluation
 from sluice.tracking.steps import TrackedStep
 from sluice.views import RunView
 
@@ -22,9 +23,19 @@ class Target(Protocol):
     """Where people look at it."""
     last: int
     """Number of the last step that it holds; 0 when it has none."""
+    last_evaluation: int
+    """Number of the last policy version whose evaluation it holds; -1 when it has none."""
 
     def write(self, step: TrackedStep) -> None:
         """Add a step whose number is above `last`."""
+        ...
+
+    def evaluate(self, evaluation: TrackedEvaluation) -> None:
+        """Add an evaluation whose number is above `last_evaluation`; the steps go on meanwhile."""
+        ...
+
+    def finish(self) -> None:
+        """The run has ended: no step comes any more."""
         ...
 
     def close(self, failed: bool) -> None:

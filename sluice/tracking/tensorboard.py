@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from sluice.errors import ConfigError
+from sluice.tracking.evaluations import PREFIX, TrackedEvaluation
 from sluice.tracking.jsonl import lock
 from sluice.tracking.steps import TrackedStep
 from sluice.tracking.target import Subject, library
@@ -30,7 +33,7 @@ class TensorBoard:
         except OSError as error:
             raise ConfigError(f"tensorboard:{folder}: {error.strerror}") from None
         lock(self._lock, self.place)
-        self.last = last_step(folder)
+        self.last, self.last_evaluation = last_numbers(folder)
         self._writer = files.EventFileWriter(self.place)
         if self.last == 0:
             self._describe(subject)
@@ -39,17 +42,27 @@ class TensorBoard:
             self._add(step=self.last + 1, wall_time=time.time(), session_log=start)
 
     def write(self, step: TrackedStep) -> None:
-        """One record for all values, so that a crash leaves all of them or none."""
-        value = self._summaries.Summary.Value
-        values = [value(tag=name, simple_value=number) for name, number in step.values.items()]
-        summary = self._summaries.Summary(value=values)
-        self._add(step=step.number, wall_time=step.time.timestamp(), summary=summary)
-        self._writer.flush()
+        self._write_values(step.number, step.time, step.values)
         self.last = step.number
+
+    def evaluate(self, evaluation: TrackedEvaluation) -> None:
+        """At the step that made the version, as its own tags are in order whatever the others are."""
+        self._write_values(evaluation.number, evaluation.time, evaluation.values)
+        self.last_evaluation = evaluation.number
+
+    def finish(self) -> None:
+        """Everything is written."""
 
     def close(self, failed: bool) -> None:
         self._writer.close()
         self._lock.close()
+
+    def _write_values(self, number: int, at: datetime, values: Mapping[str, float]) -> None:
+        """One record for all values, so that a crash leaves all of them or none."""
+        value = self._summaries.Summary.Value
+        summary = self._summaries.Summary(value=[value(tag=name, simple_value=v) for name, v in values.items()])
+        self._add(step=number, wall_time=at.timestamp(), summary=summary)
+        self._writer.flush()
 
     def _describe(self, subject: Subject) -> None:
         hparams = library("tensorboard.plugins.hparams.summary_v2")
@@ -60,13 +73,16 @@ class TensorBoard:
         self._writer.add_event(self._events.Event(**fields))
 
 
-def last_step(folder: Path) -> int:
-    """Number of the last step of which an event file in `folder` has values; 0 when none has."""
+def last_numbers(folder: Path) -> tuple[int, int]:
+    """Numbers of the last step (0: none) and of the last evaluation (-1: none) that event files in `folder` have."""
     loader = library("tensorboard.backend.event_processing.event_file_loader")
-    steps = [
-        event.step
-        for file in sorted(folder.glob("events.out.tfevents.*"))
-        for event in loader.LegacyEventFileLoader(str(file)).Load()
-        if event.HasField("summary")
-    ]
-    return max(steps, default=0)
+    steps, evaluations = 0, -1
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        for event in loader.LegacyEventFileLoader(str(file)).Load():
+            if not event.HasField("summary"):
+                continue
+            if any(value.tag.startswith(PREFIX) for value in event.summary.value):
+                evaluations = max(evaluations, event.step)
+            else:
+                steps = max(steps, event.step)
+    return steps, evaluations

@@ -6,9 +6,11 @@ blocks, each with a header of checksum (4 bytes), length (2) and kind (1): whole
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sluice.tracking.target import library
 
@@ -19,14 +21,24 @@ WHOLE, LAST = 1, 4
 
 def last_step(files: list[Path]) -> int:
     """Number of the last step of which `files`, all of one run, have values; 0 when none has."""
+    return max((history.step.num for history in _histories(files)), default=0)
+
+
+def last_value(files: list[Path], name: str) -> int:
+    """The largest value of the metric `name` in `files`; -1 when there is none."""
+    items = (item for history in _histories(files) for item in history.item)
+    found = [json.loads(item.value_json) for item in items if name in (item.key, *item.nested_key)]
+    return max(map(int, found), default=-1)
+
+
+def _histories(files: list[Path]) -> Iterator[Any]:
+    """Each row of values."""
     messages = library("wandb.proto.wandb_internal_pb2")
-    found = 0
     for file in files:
         for record in records(file.read_bytes()):
             message = messages.Record.FromString(record)
             if message.HasField("history"):
-                found = max(found, message.history.step.num)
-    return found
+                yield message.history
 
 
 def records(log: bytes) -> Iterator[bytes]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.errors import ConfigError
+from sluice.tracking.evaluations import PREFIX, VERSION, TrackedEvaluation
 from sluice.tracking.steps import TrackedStep
 from sluice.tracking.target import Subject, library
-from sluice.tracking.wandb_file import last_step
+from sluice.tracking.wandb_file import last_step, last_value
 
 
 class WeightsAndBiases:
@@ -49,16 +50,32 @@ class WeightsAndBiases:
         if self._run.offline:
             folder = Path(self._run.dir).parent
             self.place = str(folder)
-            self.last = last_step(sorted(folder.parent.glob(f"*run-*-{subject.run_id}/run-{subject.run_id}.wandb")))
+            files = sorted(folder.parent.glob(f"*run-*-{subject.run_id}/run-{subject.run_id}.wandb"))
+            self.last, self.last_evaluation = last_step(files), last_value(files, VERSION)
         else:
             self.place = self._run.url or project
             self.last = max(self._run.starting_step - 1, 0)
+            self.last_evaluation = int(self._run.summary.get(VERSION, -1))
+        self._run.define_metric(f"{PREFIX}*", step_metric=VERSION)
+        self._unsent: dict[str, float] = {}
+        """Results that go with the next step: what is logged under a step that was sent is lost."""
 
     def write(self, step: TrackedStep) -> None:
         """Sent at once; wandb would keep it until the next one otherwise."""
-        values = {**step.values, "_timestamp": step.time.timestamp()}
+        values = {**step.values, **self._unsent, "_timestamp": step.time.timestamp()}
         self._run.log(values, step=step.number, commit=True)
-        self.last = step.number
+        self.last, self._unsent = step.number, {}
+
+    def evaluate(self, evaluation: TrackedEvaluation) -> None:
+        self._unsent = {**evaluation.values, VERSION: float(evaluation.number)}
+        self.last_evaluation = evaluation.number
+
+    def finish(self) -> None:
+        """The evaluation of the last step has no step after it."""
+        if self._unsent:
+            self.last += 1
+            self._run.log(self._unsent, step=self.last, commit=True)
+            self._unsent = {}
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
