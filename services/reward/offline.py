@@ -19,7 +19,7 @@ from services.reward.mixture import Mixture, combine, parse_mixture
 from services.reward.pool import Pool
 from services.reward.routing import Routes
 from services.reward.rows import Columns, Row, read_rows
-from services.reward.verifiers.registry import CHECK
+from services.reward.truths import truth_faults
 from sluice.errors import ConfigError
 from sluice.types import NO_ANSWER, ScoreItem, Verdict, VerdictKind
 
@@ -98,7 +98,7 @@ async def check_file(path: Path, verifier: str, out: Path | None, settings: Rewa
             bad += _complain(stretch)
             items = [(number, row) for number, row in stretch if isinstance(row, ScoreItem)]
             found = [mixtures[0] if mixtures else routes.find(row.data_source) for _, row in items]
-            faults = await _faults(desk.pool, [row for _, row in items], found)
+            faults = await truth_faults(desk.pool, [row for _, row in items], found)
             refused = [
                 {"row": number, "ground_truth": row.ground_truth, "message": fault}
                 for (number, row), fault in zip(items, faults, strict=True)
@@ -108,24 +108,6 @@ async def check_file(path: Path, verifier: str, out: Path | None, settings: Rewa
             if not desk.write(refused):
                 break
         return 1 if bad else 0
-
-
-async def _faults(pool: Pool, items: Sequence[ScoreItem], mixtures: Sequence[Mixture | None]) -> list[str]:
-    """What is wrong with each item's ground truth, for any verifier of its sum; empty when nothing is."""
-    pairs = list(zip(items, mixtures, strict=True))
-    asked = [(CHECK + part.verifier, item) for item, mixture in pairs for part in mixture or ()]
-    answers = iter(await pool.score(asked))
-    faults = []
-    for item, mixture in pairs:
-        messages = [_plain(next(answers).message) for _ in mixture or ()]
-        unknown = f"no verifier for data source {item.data_source!r} (SLUICE_REWARD_ROUTES)" if mixture is None else ""
-        faults.append(unknown or next((message for message in messages if message), ""))
-    return faults
-
-
-def _plain(message: str) -> str:
-    """What a check of a ground truth says, without how it was said."""
-    return message.partition(" raised ValueError: ")[2] or message
 
 
 @dataclass(slots=True)

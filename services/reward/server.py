@@ -15,6 +15,7 @@ from services.reward.agreement import SecondOpinion
 from services.reward.loop import Judges, score
 from services.reward.pool import Pool
 from services.reward.routing import Routes
+from services.reward.truths import truth_faults
 from sluice.errors import PermanentError, TransientError
 from sluice.wire.score import decode_request, encode_response
 from sluice.wire.v1 import reward_pb2, reward_pb2_grpc
@@ -67,6 +68,20 @@ class RewardServicer(reward_pb2_grpc.RewardServiceServicer):
         if self._second is not None:
             self._second.consider(items, verdicts, self._routes)
         return encode_response(items, verdicts)
+
+    async def CheckTruths(  # noqa: N802  the name is the schema's
+        self,
+        request: reward_pb2.ScoreRequest,
+        context: grpc.aio.ServicerContext[reward_pb2.ScoreRequest, reward_pb2.CheckTruthsResponse],
+    ) -> reward_pb2.CheckTruthsResponse:
+        items = decode_request(request)
+        routed = [self._routes.find(item.data_source) for item in items]
+        try:
+            return reward_pb2.CheckTruthsResponse(faults=await truth_faults(self._pool, items, routed))
+        except TransientError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except PermanentError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def ListVerifiers(  # noqa: N802  the name is the schema's
         self,

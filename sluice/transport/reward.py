@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
 from sluice.cancellation import end_tasks
-from sluice.errors import ConfigError, PermanentError, TransientError
+from sluice.errors import ConfigError, PermanentError, TransientError, WireError
 from sluice.types import ScoreItem, Verdict
 from sluice.wire.score import decode_response, encode_request
 from sluice.wire.v1 import reward_pb2, reward_pb2_grpc
+
+R = TypeVar("R")
+_Stub: TypeAlias = "reward_pb2_grpc.RewardServiceAsyncStub"
 
 MAX_MESSAGE_BYTES = 32 << 20
 CALL_BYTES = 8 << 20
@@ -57,7 +61,7 @@ _OPTIONS = [
 class _Replica:
     address: str
     channel: grpc.aio.Channel
-    stub: reward_pb2_grpc.RewardServiceAsyncStub
+    stub: _Stub
     open_calls: int = 0
     avoid_until: float = 0.0
     """It failed, or another one was faster by far: until then it is asked last."""
@@ -110,12 +114,29 @@ class RewardClient:
             PermanentError: a replica refuses the request as such, or one item is larger than a message may be.
             WireError: the answer does not fit the request.
         """
-        calls = [asyncio.ensure_future(self._call(part)) for part in _parts(items)]
-        try:
-            return [verdict for verdicts in await asyncio.gather(*calls) for verdict in verdicts]
-        finally:
-            for call in calls:
-                call.cancel()
+        answers = await self._spread(items, lambda stub, request, seconds: stub.Score(request, timeout=seconds))
+        return [verdict for part, answer in answers for verdict in decode_response(part, answer)]
+
+    async def check_truths(self, items: Sequence[ScoreItem]) -> list[str]:
+        """What is wrong with the ground truth of each item, in their order; "" where nothing is.
+
+        Raises:
+            TransientError, PermanentError, WireError: as `score`.
+        """
+        answers = await self._spread(items, lambda stub, request, seconds: stub.CheckTruths(request, timeout=seconds))
+        if wrong := [len(part) for part, answer in answers if len(answer.faults) != len(part)]:
+            raise WireError(f"asked about {wrong[0]} ground truths and was told about another number")
+        return [fault for _, answer in answers for fault in answer.faults]
+
+    async def verifiers(self) -> str:
+        """Names, labels and data sources of a replica's verifiers, as one text: the same as long as none has changed.
+
+        Raises:
+            TransientError, PermanentError: as `score`.
+        """
+        request = reward_pb2.ListVerifiersRequest()
+        answer = await self._first_answer(lambda stub, seconds: stub.ListVerifiers(request, timeout=seconds))
+        return " ".join(f"{one.label}:{','.join(one.data_sources)}" for one in answer.verifiers)
 
     async def close(self) -> None:
         """Close the connections; calls still open fail."""
@@ -123,17 +144,31 @@ class RewardClient:
             await replica.channel.close()
         self._replicas = []
 
-    async def _call(self, items: Sequence[ScoreItem]) -> list[Verdict]:
-        request = encode_request(items)
-        if request.ByteSize() > MAX_MESSAGE_BYTES:
-            limit = f"{MAX_MESSAGE_BYTES} bytes (MAX_MESSAGE_BYTES)"
-            raise PermanentError(f"item {items[0].id!r} takes {request.ByteSize()} bytes; a message holds {limit}")
-        return decode_response(items, await self._first_answer(request, time.monotonic() + self._deadline))
+    async def _spread(
+        self, items: Sequence[ScoreItem], ask: Callable[[_Stub, reward_pb2.ScoreRequest, float], Awaitable[R]]
+    ) -> list[tuple[Sequence[ScoreItem], R]]:
+        """Ask about all items, in as many calls as it takes: each part of them with its answer."""
 
-    async def _first_answer(self, request: reward_pb2.ScoreRequest, deadline: float) -> reward_pb2.ScoreResponse:
+        async def call(part: Sequence[ScoreItem]) -> R:
+            request = encode_request(part)
+            if request.ByteSize() > MAX_MESSAGE_BYTES:
+                limit = f"{MAX_MESSAGE_BYTES} bytes (MAX_MESSAGE_BYTES)"
+                raise PermanentError(f"item {part[0].id!r} takes {request.ByteSize()} bytes; a message holds {limit}")
+            return await self._first_answer(lambda stub, seconds: ask(stub, request, seconds))
+
+        parts = list(_parts(items))
+        calls = [asyncio.ensure_future(call(part)) for part in parts]
+        try:
+            return list(zip(parts, await asyncio.gather(*calls), strict=True))
+        finally:
+            for open_call in calls:
+                open_call.cancel()
+
+    async def _first_answer(self, ask: Callable[[_Stub, float], Awaitable[R]]) -> R:
         """What the first replica answers; the last failure when all that were asked have failed."""
+        deadline = time.monotonic() + self._deadline
         asked: list[_Replica] = []
-        lines = {asyncio.ensure_future(self._attempts(request, deadline, asked))}
+        lines = {asyncio.ensure_future(self._attempts(ask, deadline, asked))}
         patience = self._patience
         try:
             while True:
@@ -144,14 +179,12 @@ class RewardClient:
                         return line.result()
                 if not done and self._less_to_do(asked):
                     self.count_retry()
-                    lines.add(asyncio.ensure_future(self._attempts(request, deadline, asked)))
+                    lines.add(asyncio.ensure_future(self._attempts(ask, deadline, asked)))
                 patience = LOOK_SECONDS
         finally:
             await end_tasks(list(lines))
 
-    async def _attempts(
-        self, request: reward_pb2.ScoreRequest, deadline: float, asked: list[_Replica]
-    ) -> reward_pb2.ScoreResponse:
+    async def _attempts(self, ask: Callable[[_Stub, float], Awaitable[R]], deadline: float, asked: list[_Replica]) -> R:
         """One replica after the other; `asked` are those that have this request now, and gets the present one."""
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
@@ -160,17 +193,17 @@ class RewardClient:
             before_sleep=lambda _: self.count_retry(),
             reraise=True,
         )
-        response: reward_pb2.ScoreResponse = await attempts(self._attempt_once, request, deadline, asked)
-        return response
+        answer: R = await attempts(self._attempt_once, ask, deadline, asked)
+        return answer
 
     async def _attempt_once(
-        self, request: reward_pb2.ScoreRequest, deadline: float, asked: list[_Replica]
-    ) -> reward_pb2.ScoreResponse:
+        self, ask: Callable[[_Stub, float], Awaitable[R]], deadline: float, asked: list[_Replica]
+    ) -> R:
         replica = self._pick(asked)
         replica.open_calls += 1
         asked.append(replica)
         try:
-            return await replica.stub.Score(request, timeout=max(0.001, deadline - time.monotonic()))
+            return await ask(replica.stub, max(0.001, deadline - time.monotonic()))
         except grpc.aio.AioRpcError as error:
             detail = f"reward service at {replica.address}: {error.code().name}: {error.details()}"
             if error.code() in _FINAL:

@@ -55,6 +55,20 @@ async def test_a_request_gets_its_verdicts_in_order_each_from_the_verifier_of_it
     assert verdicts[4].kind is VerdictKind.TIMEOUT
 
 
+async def test_ground_truths_are_checked_by_the_verifier_of_their_data_source_and_no_response_is_judged(
+    start_replica: Start, make_item: MakeItem
+) -> None:
+    client = RewardClient([start_replica(SLUICE_REWARD_TIMEOUT_SECONDS="10").address], deadline_seconds=60)
+    asked = [("34", "math"), ("", "math_dapo"), ("{7", "math"), ("x", "who knows"), ("hang", "naughty")]
+    faults = await client.check_truths([make_item("hang", truth, source) for truth, source in asked])
+    assert [bool(fault) for fault in faults] == [False, True, True, True, False]
+    assert faults[1] == "ground_truth is empty" and "'{7' cannot be read" in faults[2]
+    assert faults[3] == "no verifier for data source 'who knows' (SLUICE_REWARD_ROUTES)"
+    known = await client.verifiers()
+    assert known == await client.verifiers() and " math_dapo@" in known and "aime*" in known
+    await client.close()
+
+
 async def test_nothing_asked_nothing_answered_and_large_requests_are_split(
     start_replica: Start, make_item: MakeItem
 ) -> None:

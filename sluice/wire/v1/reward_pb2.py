@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsluice/wire/v1/reward.proto\x12\x0esluice.wire.v1\"\x91\x01\n\tScoreItem\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\t\x12\x14\n\x0cground_truth\x18\x05 \x01(\t\x12\x12\n\nextra_info\x18\x06 \x01(\t\x12\x17\n\x0fresponse_length\x18\x07 \x01(\r\"\xbf\x01\n\x07Verdict\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.sluice.wire.v1.VerdictKind\x12\x10\n\x03\x61\x63\x63\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05score\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\textracted\x18\x05 \x01(\t\x12\x10\n\x08verifier\x18\x06 \x01(\t\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\x0f\n\x07message\x18\x08 \x01(\tB\x06\n\x04_accB\x08\n\x06_score\"8\n\x0cScoreRequest\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.sluice.wire.v1.ScoreItem\":\n\rScoreResponse\x12)\n\x08verdicts\x18\x01 \x03(\x0b\x32\x17.sluice.wire.v1.Verdict\"\x16\n\x14ListVerifiersRequest\"=\n\x08Verifier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_sources\x18\x03 \x03(\t\"s\n\x15ListVerifiersResponse\x12+\n\tverifiers\x18\x01 \x03(\x0b\x32\x18.sluice.wire.v1.Verifier\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04*v\n\x0bVerdictKind\x12\x1c\n\x18VERDICT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13VERDICT_KIND_SCORED\x10\x01\x12\x18\n\x14VERDICT_KIND_TIMEOUT\x10\x02\x12\x16\n\x12VERDICT_KIND_ERROR\x10\x03\x32\xb3\x01\n\rRewardService\x12\x44\n\x05Score\x12\x1c.sluice.wire.v1.ScoreRequest\x1a\x1d.sluice.wire.v1.ScoreResponse\x12\\\n\rListVerifiers\x12$.sluice.wire.v1.ListVerifiersRequest\x1a%.sluice.wire.v1.ListVerifiersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsluice/wire/v1/reward.proto\x12\x0esluice.wire.v1\"\x91\x01\n\tScoreItem\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\t\x12\x14\n\x0cground_truth\x18\x05 \x01(\t\x12\x12\n\nextra_info\x18\x06 \x01(\t\x12\x17\n\x0fresponse_length\x18\x07 \x01(\r\"\xbf\x01\n\x07Verdict\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.sluice.wire.v1.VerdictKind\x12\x10\n\x03\x61\x63\x63\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05score\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\textracted\x18\x05 \x01(\t\x12\x10\n\x08verifier\x18\x06 \x01(\t\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\x0f\n\x07message\x18\x08 \x01(\tB\x06\n\x04_accB\x08\n\x06_score\"8\n\x0cScoreRequest\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.sluice.wire.v1.ScoreItem\":\n\rScoreResponse\x12)\n\x08verdicts\x18\x01 \x03(\x0b\x32\x17.sluice.wire.v1.Verdict\"%\n\x13\x43heckTruthsResponse\x12\x0e\n\x06\x66\x61ults\x18\x01 \x03(\t\"\x16\n\x14ListVerifiersRequest\"=\n\x08Verifier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_sources\x18\x03 \x03(\t\"s\n\x15ListVerifiersResponse\x12+\n\tverifiers\x18\x01 \x03(\x0b\x32\x18.sluice.wire.v1.Verifier\x12\x17\n\x0ftimeout_seconds\x18\x02 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04*v\n\x0bVerdictKind\x12\x1c\n\x18VERDICT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13VERDICT_KIND_SCORED\x10\x01\x12\x18\n\x14VERDICT_KIND_TIMEOUT\x10\x02\x12\x16\n\x12VERDICT_KIND_ERROR\x10\x03\x32\x85\x02\n\rRewardService\x12\x44\n\x05Score\x12\x1c.sluice.wire.v1.ScoreRequest\x1a\x1d.sluice.wire.v1.ScoreResponse\x12P\n\x0b\x43heckTruths\x12\x1c.sluice.wire.v1.ScoreRequest\x1a#.sluice.wire.v1.CheckTruthsResponse\x12\\\n\rListVerifiers\x12$.sluice.wire.v1.ListVerifiersRequest\x1a%.sluice.wire.v1.ListVerifiersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.wire.v1.reward_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERDICTKIND']._serialized_start=711
-  _globals['_VERDICTKIND']._serialized_end=829
+  _globals['_VERDICTKIND']._serialized_start=750
+  _globals['_VERDICTKIND']._serialized_end=868
   _globals['_SCOREITEM']._serialized_start=48
   _globals['_SCOREITEM']._serialized_end=193
   _globals['_VERDICT']._serialized_start=196
@@ -41,12 +41,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREQUEST']._serialized_end=445
   _globals['_SCORERESPONSE']._serialized_start=447
   _globals['_SCORERESPONSE']._serialized_end=505
-  _globals['_LISTVERIFIERSREQUEST']._serialized_start=507
-  _globals['_LISTVERIFIERSREQUEST']._serialized_end=529
-  _globals['_VERIFIER']._serialized_start=531
-  _globals['_VERIFIER']._serialized_end=592
-  _globals['_LISTVERIFIERSRESPONSE']._serialized_start=594
-  _globals['_LISTVERIFIERSRESPONSE']._serialized_end=709
-  _globals['_REWARDSERVICE']._serialized_start=832
-  _globals['_REWARDSERVICE']._serialized_end=1011
+  _globals['_CHECKTRUTHSRESPONSE']._serialized_start=507
+  _globals['_CHECKTRUTHSRESPONSE']._serialized_end=544
+  _globals['_LISTVERIFIERSREQUEST']._serialized_start=546
+  _globals['_LISTVERIFIERSREQUEST']._serialized_end=568
+  _globals['_VERIFIER']._serialized_start=570
+  _globals['_VERIFIER']._serialized_end=631
+  _globals['_LISTVERIFIERSRESPONSE']._serialized_start=633
+  _globals['_LISTVERIFIERSRESPONSE']._serialized_end=748
+  _globals['_REWARDSERVICE']._serialized_start=871
+  _globals['_REWARDSERVICE']._serialized_end=1132
 # @@protoc_insertion_point(module_scope)

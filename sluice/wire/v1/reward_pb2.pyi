@@ -68,6 +68,12 @@ class ScoreResponse(_message.Message):
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
 
+class CheckTruthsResponse(_message.Message):
+    __slots__ = ("faults",)
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, faults: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListVerifiersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -40,6 +40,11 @@ class RewardServiceStub:
                 request_serializer=sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.CheckTruths = channel.unary_unary(
+                '/sluice.wire.v1.RewardService/CheckTruths',
+                request_serializer=sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_v1_dot_reward__pb2.CheckTruthsResponse.FromString,
+                _registered_method=True)
         self.ListVerifiers = channel.unary_unary(
                 '/sluice.wire.v1.RewardService/ListVerifiers',
                 request_serializer=sluice_dot_wire_dot_v1_dot_reward__pb2.ListVerifiersRequest.SerializeToString,
@@ -53,6 +58,13 @@ class RewardServiceServicer:
 
     def Score(self, request, context):
         """One verdict an item, in the order of the items.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckTruths(self, request, context):
+        """Which ground truths the verifiers of their items cannot judge by. Responses are not looked at.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +84,11 @@ def add_RewardServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreResponse.SerializeToString,
+            ),
+            'CheckTruths': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckTruths,
+                    request_deserializer=sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_v1_dot_reward__pb2.CheckTruthsResponse.SerializeToString,
             ),
             'ListVerifiers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVerifiers,
@@ -107,6 +124,33 @@ class RewardService:
             '/sluice.wire.v1.RewardService/Score',
             sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
             sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckTruths(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.wire.v1.RewardService/CheckTruths',
+            sluice_dot_wire_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
+            sluice_dot_wire_dot_v1_dot_reward__pb2.CheckTruthsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class RewardServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RewardServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]
     """One verdict an item, in the order of the items."""
+    CheckTruths: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.CheckTruthsResponse]
+    """Which ground truths the verifiers of their items cannot judge by. Responses are not looked at."""
     ListVerifiers: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ListVerifiersRequest, _reward_pb2.ListVerifiersResponse]
     """The verifiers of this replica, with the data sources that lead to them."""
 
@@ -45,6 +47,8 @@ class RewardServiceAsyncStub(RewardServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
     """One verdict an item, in the order of the items."""
+    CheckTruths: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.CheckTruthsResponse]  # type: ignore[assignment]
+    """Which ground truths the verifiers of their items cannot judge by. Responses are not looked at."""
     ListVerifiers: _aio.UnaryUnaryMultiCallable[_reward_pb2.ListVerifiersRequest, _reward_pb2.ListVerifiersResponse]  # type: ignore[assignment]
     """The verifiers of this replica, with the data sources that lead to them."""
 
@@ -58,6 +62,14 @@ class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.ScoreResponse, _abc.Awaitable[_reward_pb2.ScoreResponse]]:
         """One verdict an item, in the order of the items."""
+
+    @_abc_1.abstractmethod
+    def CheckTruths(
+        self,
+        request: _reward_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.CheckTruthsResponse, _abc.Awaitable[_reward_pb2.CheckTruthsResponse]]:
+        """Which ground truths the verifiers of their items cannot judge by. Responses are not looked at."""
 
     @_abc_1.abstractmethod
     def ListVerifiers(
