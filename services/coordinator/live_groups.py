@@ -89,7 +89,9 @@ def _take_one(counts: Counter[int], version: int) -> None:
 def batch_group(n: int, live: LiveGroup) -> BatchGroup:
     """A kept group as its BATCH record names it."""
     assert live.group is not None, f"group {n} is chosen for a batch but not stored"
-    return BatchGroup(n, live.group.attempt, live.version, live.groups_sequence, live.group.rollouts)
+    # Training does not ask where in a rollout its versions change: those who do find it in the group itself.
+    rollouts = tuple(replace(r, spans=()) if r.spans else r for r in live.group.rollouts)
+    return BatchGroup(n, live.group.attempt, live.version, live.groups_sequence, rollouts)
 
 
 def issue_ranges(live: Mapping[int, LiveGroup]) -> Iterator[Issue]:

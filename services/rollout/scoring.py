@@ -143,6 +143,7 @@ def _summary(spec: RunSpec, completion: Completion, verdict: Verdict) -> Rollout
         finish_reason=completion.finish_reason,
         oldest_version=completion.oldest_version,
         newest_version=completion.newest_version,
+        spans=completion.spans if completion.oldest_version != completion.newest_version else (),
     )
 
 

@@ -9,7 +9,7 @@ from sluice.audit.ledger import Books
 from sluice.audit.outcomes import BY_OUTCOME, reason_to_drop
 from sluice.audit.reading import Stored
 from sluice.wire.v1.ledger_pb2 import BatchGroup, Floors
-from sluice.wire.v1.rollouts_pb2 import Group
+from sluice.wire.v1.rollouts_pb2 import Group, RolloutSummary
 
 
 class StoredGroups:
@@ -106,10 +106,18 @@ def _check_stored(books: Books, k: int, entry: BatchGroup, stored: StoredGroups,
     first = stored.sequence_of(entry.n)
     if first not in (None, entry.groups_sequence):
         return [Finding(Fault.GROUP_DIFFERS, f"{where}: another attempt was stored first, at {first}")]
-    theirs = (group.run_id, group.n, group.attempt, group.status, list(group.rollouts))
+    theirs = (group.run_id, group.n, group.attempt, group.status, [_as_in_batch(r) for r in group.rollouts])
     if theirs != (books.run_id, entry.n, entry.attempt, "scored", list(entry.rollouts)):
         return [Finding(Fault.GROUP_DIFFERS, f"{where}: the stored group has other rollouts, outcomes or identity")]
     return []
+
+
+def _as_in_batch(rollout: RolloutSummary) -> RolloutSummary:
+    """A BATCH record does not repeat where in a rollout its versions change."""
+    named = RolloutSummary()
+    named.CopyFrom(rollout)
+    named.ClearField("spans")
+    return named
 
 
 def _check_reasons(books: Books, stored: StoredGroups) -> list[Finding]:

@@ -171,6 +171,8 @@ class RolloutSummary:
     finish_reason: FinishReason
     oldest_version: PolicyVersion
     newest_version: PolicyVersion
+    spans: tuple[VersionSpan, ...] = ()
+    """In a group's metadata, if its tokens are of several versions; else its one version is both of the above."""
 
     @property
     def reward(self) -> float:

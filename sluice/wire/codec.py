@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterable
 from typing import TypeVar
 
 import zstandard
@@ -155,7 +156,7 @@ def decode_rollout(payload: bytes) -> Rollout:
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
     try:
         prompt_token_ids, token_ids, logprobs = _numbers(m)
-        spans = tuple(VersionSpan(version_from_wire(s.version), s.start, s.end) for s in m.spans)
+        spans = _spans_from(m.spans)
         if not spans_cover(spans, len(token_ids)):
             borders = [(s.start, s.end) for s in spans]
             raise ValueError(f"version spans {borders} do not cover {len(token_ids)} tokens")
@@ -267,6 +268,7 @@ def summary_to_wire(summary: RolloutSummary) -> pb.RolloutSummary:
         finish_reason=summary.finish_reason,
         oldest_version=version_to_wire(summary.oldest_version),
         newest_version=version_to_wire(summary.newest_version),
+        spans=[_span(s) for s in summary.spans],
     )
 
 
@@ -283,6 +285,7 @@ def summary_from_wire(m: pb.RolloutSummary) -> RolloutSummary:
         finish_reason=FinishReason(m.finish_reason),
         oldest_version=version_from_wire(m.oldest_version),
         newest_version=version_from_wire(m.newest_version),
+        spans=_spans_from(m.spans),
     )
 
 
@@ -292,6 +295,10 @@ def version_to_wire(version: PolicyVersion) -> pb.PolicyVersion:
 
 def version_from_wire(m: pb.PolicyVersion) -> PolicyVersion:
     return PolicyVersion(m.number, m.lineage)
+
+
+def _spans_from(spans: Iterable[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(version_from_wire(s.version), s.start, s.end) for s in spans)
 
 
 def _span(span: VersionSpan) -> pb.VersionSpan:

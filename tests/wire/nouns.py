@@ -95,6 +95,7 @@ summaries = st.builds(
     finish_reason=st.sampled_from(FinishReason),
     oldest_version=versions,
     newest_version=versions,
+    spans=st.lists(st.builds(VersionSpan, versions, uint32, uint32), max_size=2).map(tuple),
 )
 groups = st.builds(
     Group,
