@@ -115,6 +115,8 @@ class RunHistory:
                 self.spec, self.config_hash = parse_run_spec(json.loads(spec_json)), config_hash
                 self.data_manifest, self.origin = json.loads(data_json or "{}"), origin
                 self.created_at = entry.time
+                if origin is not None:
+                    self.reason = f"created from step {origin.checkpoint.k} of {origin.run_id}"
                 self.generation_limit = self.spec.filter.max_generation_batches
             case Issue():
                 self.first_issue_at = self.first_issue_at or entry.time

@@ -72,7 +72,7 @@ class Recorder:
             k=version.number,
             lineage=version.lineage,
             chain=chain,
-            ledger_sequence=self._agenda.covered,
+            ledger_sequence=max(self._agenda.covered, self._claim.created[0]),
             config_hash=self._claim.config_hash,
             optimizer_updates=progress.updates,
             world_size=self._world_size,

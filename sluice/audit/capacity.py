@@ -63,7 +63,8 @@ def _check_issue(books: Books, issue: Issue, used: int, batches: int) -> list[Fi
         return [Finding(Fault.CAPACITY, detail)] if used > limit else []
     # A round starts from an empty queue but for what is kept, and on the weights that the last batch gave.
     limit = rules.gen_batch_size
-    if issue.count > limit or issue.version < batches:
-        detail = f"{name}, {issue.count} groups went out for batch {batches}; gen_batch_size is {limit}"
+    k = rules.first_step + batches
+    if issue.count > limit or issue.version < k:
+        detail = f"{name}, {issue.count} groups went out for batch {k}; gen_batch_size is {limit}"
         return [Finding(Fault.CAPACITY, detail)]
     return []

@@ -142,8 +142,9 @@ class Books:
         where = f"batch {batch.k}"
         if self.ended:
             self.find(Fault.AFTER_END, f"{where} was emitted after the run had {self.state}")
-        if batch.k != len(self.batches):
-            self.find(Fault.BATCH_NUMBERS, f"{where} stands where batch {len(self.batches)} belongs")
+        due = self.rules.first_step + len(self.batches)
+        if batch.k != due:
+            self.find(Fault.BATCH_NUMBERS, f"{where} stands where batch {due} belongs")
         self.batches.append(batch)
         for group in batch.groups:
             self._train(group.n, batch.k)

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from sluice.audit.findings import Fault, Finding
 from sluice.audit.reading import Stored
-from sluice.wire.v1.ledger_pb2 import Batch, Checkpoint, Floors, Lineage, TrainerRecord, Version
+from sluice.wire.v1.ledger_pb2 import Batch, Checkpoint, Floors, Lineage, RunCreated, TrainerRecord, Version
 
 
-def first_link(config_hash: str) -> str:
-    """h(0): a run that has trained nothing."""
-    return hashlib.blake2b(config_hash.encode(), digest_size=32).hexdigest()
+def first_link(created: RunCreated) -> str:
+    """The link of a run that has trained nothing: h(0), or of a fork h(k), which names the run it goes on from too."""
+    parent = bytes.fromhex(created.origin.checkpoint.chain)
+    return hashlib.blake2b(parent + created.config_hash.encode(), digest_size=32).hexdigest()
 
 
 def next_link(chain: str, batch: Batch) -> str:
@@ -28,7 +29,7 @@ def next_link(chain: str, batch: Batch) -> str:
 class Weights:
     """The policy versions of a run. Each link is checked against the one before it, so one forgery is one finding."""
 
-    def __init__(self, config_hash: str, batches: Sequence[Batch]) -> None:
+    def __init__(self, created: RunCreated, batches: Sequence[Batch]) -> None:
         self.findings: list[Finding] = []
         self.checkpoints: list[Checkpoint] = []
         self.published: set[tuple[int, int]] = set()
@@ -36,21 +37,28 @@ class Weights:
         self.highest = -1
         """Highest version number ever announced."""
         self.lineage = 0
-        self.trained = 0
+        self.first_step = created.origin.checkpoint.k
+        """Index of the first batch."""
+        self.trained = self.first_step
         """Batches below this are in the newest lineage's newest weights, each once."""
         self.twice: set[int] = set()
         """Groups of batches that a hash chain holds twice."""
         self.purgeable = 0
         """Messages up to the floors of batch `purgeable` - 1 may be gone."""
         self._batches = batches
-        self._start = first_link(config_hash)
-        self._links: dict[int, str] = {0: self._start}
+        self._start = first_link(created)
+        self._links: dict[int, str] = {self.first_step: self._start}
         self._announced = False
 
     @property
     def covered(self) -> int:
         """Batches below this are in the newest checkpoint."""
-        return self.checkpoints[-1].k if self.checkpoints else 0
+        return self.checkpoints[-1].k if self.checkpoints else self.first_step
+
+    @property
+    def end(self) -> int:
+        """One past the index of the last batch."""
+        return self.first_step + len(self._batches)
 
     def take(self, entry: Stored[TrainerRecord]) -> None:
         record = entry.message
@@ -72,12 +80,12 @@ class Weights:
         self.lineage, self._announced = lineage.lineage, False
         self.trained = lineage.restored
         restored = [c for c in self.checkpoints if c.k == lineage.restored]
-        if lineage.restored and not restored:
+        if lineage.restored != self.first_step and not restored:
             self._find(
                 Fault.LINEAGE, f"lineage {lineage.lineage} restores checkpoint {lineage.restored}, which has no record"
             )
         chain = restored[-1].chain if restored else self._own_link(lineage.restored)
-        self._links = {0: self._start} | {lineage.restored: chain}
+        self._links = {self.first_step: self._start} | {lineage.restored: chain}
 
     def _take_version(self, version: Version) -> None:
         number, lineage = version.version.number, version.version.lineage
@@ -88,8 +96,8 @@ class Weights:
         due = self.trained + self._announced
         if number != due:
             self._find(Fault.LINEAGE, f"{name} was published where v{due}.{lineage} was due")
-        if number > len(self._batches):
-            self._find(Fault.CHAIN, f"{name} stands for {number} batches, the ledger has {len(self._batches)}")
+        if number > self.end:
+            self._find(Fault.CHAIN, f"{name} stands for {number} batches, the ledger has {self.end}")
         elif (expected := self._expected(number)) != version.chain:
             self._find(*self._explain(name, number, version.chain, expected))
         self._links[number] = version.chain
@@ -112,20 +120,24 @@ class Weights:
         """The link at `number`, carried on from the newest link of this lineage below it."""
         known = max(n for n in self._links if n < number) if number not in self._links else number
         chain = self._links[known]
-        for batch in self._batches[known:number]:
+        for batch in self._between(known, number):
             chain = next_link(chain, batch)
         return chain
 
     def _own_link(self, number: int) -> str:
         chain = self._start
-        for batch in self._batches[:number]:
+        for batch in self._between(self.first_step, number):
             chain = next_link(chain, batch)
         return chain
 
+    def _between(self, begin: int, end: int) -> Sequence[Batch]:
+        """Batches with an index of at least `begin` and below `end`."""
+        return self._batches[begin - self.first_step : end - self.first_step]
+
     def _explain(self, name: str, number: int, chain: str, expected: str) -> tuple[Fault, str]:
         """A batch trained once too often, or in another's place, can be told from an unknown chain."""
-        before = self._expected(number - 1) if number else self._start
-        for batch in self._batches[:number]:
+        before = self._expected(number - 1) if number > self.first_step else self._start
+        for batch in self._between(self.first_step, number):
             if chain in (next_link(expected, batch), next_link(before, batch)):
                 self.twice.update(group.n for group in batch.groups)
                 return Fault.TRAINED_TWICE, f"{name} has the hash chain of training batch {batch.k} twice"
@@ -135,8 +147,8 @@ class Weights:
         self.findings.append(Finding(kind, detail))
 
 
-def follow_weights(config_hash: str, batches: Sequence[Batch], trainer: Iterable[Stored[TrainerRecord]]) -> Weights:
-    weights = Weights(config_hash, batches)
+def follow_weights(created: RunCreated, batches: Sequence[Batch], trainer: Iterable[Stored[TrainerRecord]]) -> Weights:
+    weights = Weights(created, batches)
     for entry in trainer:
         weights.take(entry)
     return weights
@@ -144,6 +156,6 @@ def follow_weights(config_hash: str, batches: Sequence[Batch], trainer: Iterable
 
 def purged_floors(weights: Weights, batches: Sequence[Batch]) -> Floors:
     """Sequences up to which GROUPS and ROLLOUTS may have been purged: the floors in the batch before a checkpoint."""
-    if 0 < weights.purgeable <= len(batches):
-        return batches[weights.purgeable - 1].floors
+    if weights.first_step < weights.purgeable <= weights.end:
+        return batches[weights.purgeable - weights.first_step - 1].floors
     return Floors()

@@ -90,7 +90,8 @@ async def _audit_once(bus: Bus, run_id: str) -> tuple[AuditReport, tuple[int, in
     except ValueError as error:
         findings = (*snapshot.unreadable, Finding(Fault.SPEC, str(error)))
         return AuditReport(run_id, findings=findings), snapshot.position
-    weights = follow_weights(books.rules.config_hash, books.batches, snapshot.trainer)
+    created = snapshot.ledger[0].message.run_created
+    weights = follow_weights(created, books.batches, snapshot.trainer)
     purged = purged_floors(weights, books.batches)
     stored = StoredGroups(snapshot.groups, books, purged)
     settled = settle_by_outcome(books, stored)
@@ -127,9 +128,9 @@ def _ledger_findings(a: _Accounts) -> list[Finding]:
         *a.staleness.findings,
         *a.rollouts.finish(),
     ]
-    if a.books.completed and a.weights.covered < len(a.books.batches):
+    if a.books.completed and a.weights.covered < a.weights.end:
         covered = f"its checkpoint covers {a.weights.covered}"
-        detail = f"the run has {a.books.state} with {len(a.books.batches)} batches, {covered}"
+        detail = f"the run has {a.books.state} with {a.weights.end} batches, {covered}"
         findings.append(Finding(Fault.UNTRAINED, detail))
     return findings
 

@@ -21,6 +21,8 @@ class Rules:
     metric: str
     rounds: bool
     gen_batch_size: int
+    first_step: int
+    """Index of the first batch: of a fork, the training steps that were in the weights when it began."""
 
     @classmethod
     def of(cls, created: RunCreated) -> Rules:
@@ -38,11 +40,13 @@ class Rules:
             metric=spec["filter"]["metric"],
             rounds=spec["filter"]["mode"] == "rounds",
             gen_batch_size=spec["filter"]["gen_batch_size"] or batch_size,
+            first_step=created.origin.checkpoint.k,
         )
 
     def capacity(self, version: int) -> int:
-        """Most groups consumed, kept or in flight while `version` is the newest policy version number."""
-        return min(version + self.max_staleness + 1, self.total_steps) * self.batch_size + self.overissue
+        """Most groups that this run has consumed, kept or in flight while `version` is the newest version number."""
+        steps = min(version + self.max_staleness + 1, self.total_steps) - self.first_step
+        return steps * self.batch_size + self.overissue
 
 
 def hash_of_spec(spec_json: str) -> str:

@@ -24,7 +24,7 @@ class Staleness:
 def measure_staleness(books: Books, weights: Weights) -> Staleness:
     staleness = Staleness()
     for batch in books.batches:
-        if batch.version > max(weights.highest, 0):
+        if batch.version > max(weights.highest, weights.first_step):
             staleness.findings.append(
                 Finding(Fault.VERSION, f"batch {batch.k} knows version {batch.version}, {weights.highest} is published")
             )
