@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -66,12 +67,12 @@ class Follower:
                 await self._read_batches()
             self._write(self._fold.see_event(event))
             if event.kind == "evaluation" and event.fields.get("scores"):
-                await self._read_evaluations()
+                await self._read_evaluations(event.fields["number"])
 
-    async def _read_evaluations(self) -> None:
-        """From the API: it has them all, also those whose events are gone."""
+    async def _read_evaluations(self, last: float = math.inf) -> None:
+        """Up to that of version `last`, from the API: it has them all, also those whose events are gone."""
         for view in await self._client.evaluations(self._run_id):
-            if (evaluation := tracked(view, self._verl_names)) is not None:
+            if view.number <= last and (evaluation := tracked(view, self._verl_names)) is not None:
                 for target in self._targets:
                     if evaluation.number > target.last_evaluation:
                         target.evaluate(evaluation)

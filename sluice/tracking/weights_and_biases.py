@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 from sluice.errors import ConfigError
@@ -57,25 +58,25 @@ class WeightsAndBiases:
             self.last = max(self._run.starting_step - 1, 0)
             self.last_evaluation = int(self._run.summary.get(VERSION, -1))
         self._run.define_metric(f"{PREFIX}*", step_metric=VERSION)
-        self._unsent: dict[str, float] = {}
-        """Results that go with the next step: what is logged under a step that was sent is lost."""
+        self._unsent: deque[dict[str, float]] = deque()
+        """Results, each of which goes with a step to come: what is logged under a step that was sent is lost."""
 
     def write(self, step: TrackedStep) -> None:
         """Sent at once; wandb would keep it until the next one otherwise."""
-        values = {**step.values, **self._unsent, "_timestamp": step.time.timestamp()}
+        results = self._unsent.popleft() if self._unsent else {}
+        values = {**step.values, **results, "_timestamp": step.time.timestamp()}
         self._run.log(values, step=step.number, commit=True)
-        self.last, self._unsent = step.number, {}
+        self.last = step.number
 
     def evaluate(self, evaluation: TrackedEvaluation) -> None:
-        self._unsent = {**evaluation.values, VERSION: float(evaluation.number)}
+        self._unsent.append({**evaluation.values, VERSION: float(evaluation.number)})
         self.last_evaluation = evaluation.number
 
     def finish(self) -> None:
         """The evaluation of the last step has no step after it."""
-        if self._unsent:
+        while self._unsent:
             self.last += 1
-            self._run.log(self._unsent, step=self.last, commit=True)
-            self._unsent = {}
+            self._run.log(self._unsent.popleft(), step=self.last, commit=True)
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))

@@ -21,6 +21,7 @@ from sluice.types import RunState
 from sluice.views import (
     BatchView,
     CheckpointView,
+    DeletionView,
     EventView,
     GroupDetailView,
     GroupView,
@@ -47,6 +48,11 @@ class RunShelf:
         self.news = asyncio.Condition()
         self.waits_for = ""
         self.works = True
+        self.deleted: set[str] = set()
+        self.evaluated = [
+            RunEvaluationView(number=0, version="v0.1", state="skipped", reason="the set is gone", ended_at=NOW)
+        ]
+        """What every run has of evaluations."""
         self.away = False
         self.controls: list[tuple[str, RunAction, str]] = []
 
@@ -104,6 +110,15 @@ class RunShelf:
         self.controls.append((run_id, action, reason))
         return self.change(run_id, state=states[action], reason=reason)
 
+    async def delete(self, run_id: str, keep_checkpoints: bool) -> DeletionView:
+        if run_id not in self.deleted:
+            run = await self.get(run_id)
+            if not run.state.terminal:
+                raise ConflictError(f"the run is {run.state}", field="state", value=run.state)
+            del self.runs[run_id]
+            self.deleted.add(run_id)
+        return DeletionView(id=run_id, keep_checkpoints=keep_checkpoints)
+
     async def steps(self, run_id: str, after: int, limit: int) -> Sequence[StepView]:
         await self.get(run_id)
         kinds = {kind: [e for e in self.events_of[run_id] if e.kind == kind] for kind in ("batch", "step")}
@@ -147,7 +162,7 @@ class RunShelf:
 
     async def evaluations(self, run_id: str) -> Sequence[RunEvaluationView]:
         await self.get(run_id)
-        return [RunEvaluationView(number=0, version="v0.1", state="skipped", reason="the set is empty", begun_at=NOW)]
+        return self.evaluated
 
     async def workers(self) -> Sequence[WorkerView]:
         return [WorkerView(name="rollout-0", run="tiny-0", version="v0.1")]

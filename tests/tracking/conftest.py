@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from sluice.cli import main
+from sluice.evaluation_views import EvaluationView, MetricView, RunEvaluationView, SourceView
 from sluice.types import RunState
 from sluice.views import EventView
-from tests.api.run_shelf import RunShelf, ThreadServer
+from tests.api.run_shelf import NOW, RunShelf, ThreadServer
 
 ROOT = Path(__file__).parents[2]
 BATCH: dict[str, Any] = {
@@ -68,6 +69,21 @@ class TrackedRun:
             if step != steps[-1]:
                 self.batch(step + 1)
             self.train(step)
+
+    def evaluate(self, number: int, avg: float) -> None:
+        """The evaluation of version `number` ends with this avg@8, on a set called `sums`."""
+        metric = MetricView(value=avg, low=avg - 0.1, high=avg + 0.1, problems=9)
+        every = SourceView(data_source="all", problems=9, samples=72, metrics={"avg@8": metric, "pass@8": metric})
+        result = EvaluationView(
+            model="tiny", weights="w", settings={"samples": 8}, rows_read=9, duplicates=0, all=every, sources=()
+        )
+        view = RunEvaluationView(
+            number=number, version=f"v{number}.1", state="finished", ended_at=NOW, sets={"sums": result}
+        )
+        self._shelf.evaluated.append(view)
+        self._server.do(
+            self._shelf.emit(self.id, "evaluation", number=number, version=view.version, scores=view.scores)
+        )
 
     def lose_events(self, kind: str, *steps: int) -> None:
         """As after 24 hours: nobody tells them any more, and the ledger still knows the batches."""

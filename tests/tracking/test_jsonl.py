@@ -50,6 +50,25 @@ def test_a_finished_run_is_caught_up_with_its_config_first(run: TrackedRun, tmp_
     assert "sampling/tokens_per_second" not in steps[1]  # nobody measured it
 
 
+def test_evaluations_are_lines_of_their_own_each_once_and_at_the_version_that_they_are_of(
+    run: TrackedRun, tmp_path: Path
+) -> None:
+    file = tmp_path / "steps.jsonl"
+    run.evaluate(0, 0.25)
+    run.steps(0, 1, 2)
+    run.evaluate(2, 0.5)  # its results come while the training goes on
+    run.end()
+    assert run.track(f"jsonl:{file}", options=("--verl-names",)) == 0
+    assert run.track(f"jsonl:{file}") == 0
+    found = [line for line in lines(file) if "evaluation" in line]
+    assert [(line["evaluation"], line["version"], line["evaluation/sums/avg@8"]) for line in found] == [
+        (0, "v0.1", 0.25),
+        (2, "v2.1", 0.5),
+    ]
+    assert found[1]["val-core/sums/acc/mean@8"] == 0.5
+    assert [line["step"] for line in lines(file) if "step" in line] == [1, 2, 3]
+
+
 def test_a_run_is_followed_while_it_trains(run: TrackedRun, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
 

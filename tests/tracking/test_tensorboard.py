@@ -37,6 +37,17 @@ def test_scalars_come_by_training_step_with_the_time_of_the_run(run: TrackedRun,
     assert {event.wall_time for event in found.Scalars("actor/loss")} == {1767312000.0}  # NOW of the events
 
 
+def test_evaluations_are_shown_at_the_version_that_they_are_of(run: TrackedRun, tmp_path: Path) -> None:
+    run.evaluate(0, 0.25)
+    run.steps(0, 1, 2)
+    run.evaluate(2, 0.5)
+    run.end()
+    for _ in range(2):
+        assert run.track(f"tensorboard:{tmp_path}") == 0
+    assert scalars(tmp_path / run.id, "evaluation/sums/avg@8") == [(0, 0.25), (2, 0.5)]
+    assert [step for step, _ in scalars(tmp_path / run.id, "actor/loss")] == [1, 2, 3]
+
+
 def test_the_config_is_there_as_hyperparameters(run: TrackedRun, tmp_path: Path) -> None:
     run.end()
     assert run.track(f"tensorboard:{tmp_path}") == 0

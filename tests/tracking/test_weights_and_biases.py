@@ -68,6 +68,21 @@ def test_an_offline_run_has_every_step_once_however_often_it_is_tracked(run: Tra
     assert (config["run_id"], config["trainer"]["total_steps"]) == (run.id, 20)
 
 
+def test_evaluations_say_which_version_they_are_of_and_the_last_one_has_a_row_of_its_own(
+    run: TrackedRun, offline: Path
+) -> None:
+    run.evaluate(0, 0.25)
+    run.steps(0, 1)
+    run.evaluate(2, 0.5)
+    run.end()
+    for _ in range(2):
+        assert run.track("wandb:dapo") == 0
+    rows = history(offline, run.id)
+    tracked = [(row.get("evaluation/policy_version"), row.get("evaluation/sums/avg@8")) for row in rows]
+    assert tracked == [(0, 0.25), (None, None), (2, 0.5)]
+    assert [row.get("actor/loss") for row in rows] == [0.0, 0.1, None]
+
+
 def test_a_run_that_failed_is_marked_so(run: TrackedRun, offline: Path) -> None:
     run.steps(0)
     run.end(RunState.FAILED)
