@@ -19,6 +19,7 @@ from sluice.prompt_views import PromptsView
 from sluice.secrets import HIDDEN, PERCENT_ENCODE, redact_url
 from sluice.views import (
     CheckpointView,
+    DeletionView,
     EventView,
     GroupDetailView,
     GroupView,
@@ -105,6 +106,11 @@ class RunsClient:
 
     async def control(self, run_id: str, action: RunAction, reason: str = "") -> RunView:
         return await self._one(RunView, "POST", f"/v1/runs/{run_id}/{action}", json={"reason": reason})
+
+    async def delete(self, run_id: str, keep_checkpoints: bool = False) -> DeletionView:
+        """Delete a run that has ended; doing it again changes nothing, but for checkpoints that were to be kept."""
+        query = {"keep_checkpoints": "true" if keep_checkpoints else "false"}
+        return await self._one(DeletionView, "DELETE", f"/v1/runs/{run_id}", params=query)
 
     async def steps(self, run_id: str) -> tuple[StepView, ...]:
         """All training steps so far, in order."""

@@ -50,6 +50,20 @@ class OriginView(View):
     next_draw: int = Field(0, description="Where the data order goes on after those; 0: at its beginning.")
 
 
+class DeletionView(View):
+    """A run that was deleted."""
+
+    id: str
+    keep_checkpoints: bool = Field(description="Its checkpoints stay where they are.")
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        folders = "weights" if self.keep_checkpoints else "weights and checkpoints"
+        kept = "; its checkpoints stay" if self.keep_checkpoints else ""
+        return f"{self.id}: deleted; the trainer removes its {folders} when it next waits for a run{kept}"
+
+
 class CountsView(View):
     """issued = trained + Σ dropped + live; `kept` counts groups that have waited for, or gone into, a batch."""
 

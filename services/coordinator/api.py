@@ -20,6 +20,7 @@ from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
+    DeletionView,
     EventView,
     GroupDetailView,
     GroupView,
@@ -76,6 +77,14 @@ class RunDirectory(Protocol):
 
         Raises:
             ConflictError: the run's state forbids it; names the state.
+        """
+        ...
+
+    async def delete(self, run_id: str, keep_checkpoints: bool) -> DeletionView:
+        """Delete a run that has ended, for good. Of one that is deleted it answers the same again.
+
+        Raises:
+            ConflictError: it has not ended, or a run that was forked from it still needs its checkpoint.
         """
         ...
 

@@ -15,6 +15,7 @@ from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
+    DeletionView,
     GroupDetailView,
     GroupView,
     RunAction,
@@ -47,6 +48,7 @@ Folder = Annotated[
         description="Start from this checkpoint instead of the model: a folder on the coordinator's machine.",
     ),
 ]
+KeepCheckpoints = Annotated[bool, Query(description="Leave its checkpoints where they are.")]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -122,6 +124,12 @@ async def fork_run(
     run = await runs.fork(run_id, wanted.step, wanted.changes, idempotency_key)
     response.headers["Location"] = f"/v1/runs/{run.id}"
     return run
+
+
+@router.delete("/runs/{run_id}", tags=["runs"], responses=responses(404, 409, 422))
+async def delete_run(runs: Runs, run_id: RunId, keep_checkpoints: KeepCheckpoints = False) -> DeletionView:
+    """Delete a run that has ended: records, rollouts, events, weights and checkpoints. Its id is not used again."""
+    return await runs.delete(run_id, keep_checkpoints)
 
 
 @router.get("/runs/{run_id}/steps", tags=["progress"], responses=ONE_RUN)

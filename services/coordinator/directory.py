@@ -15,6 +15,7 @@ from services.coordinator import forking
 from services.coordinator.api_problems import ConflictError, MissingError
 from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
+from services.coordinator.deletion import delete_run, is_deleted
 from services.coordinator.eval_reader import EvaluationReader
 from services.coordinator.eval_sets import load_sets
 from services.coordinator.groups import GroupReader
@@ -37,6 +38,7 @@ from sluice.types import RunCreated, RunState
 from sluice.views import (
     CheckpointView,
     CountsView,
+    DeletionView,
     EventView,
     GroupDetailView,
     GroupView,
@@ -77,6 +79,12 @@ class Directory:
         manifest = await self._check(spec)
         origin = None if source is None else forking.origin_of(source, spec, manifest)
         run_id = f"{spec.name}-{_suffix(idempotency_key)}"
+        if await is_deleted(self._bus, run_id):
+            raise ConflictError(
+                f"this Idempotency-Key created run {run_id}, which was deleted; give another key",
+                field="Idempotency-Key",
+                value=run_id,
+            )
         log = ledger_log(self._bus, run_id)
         record = RunCreated(run_id, spec.canonical_json, spec.config_hash, json.dumps(manifest), origin)
         try:
@@ -101,6 +109,14 @@ class Directory:
         if conflict:
             raise ConflictError(conflict, field="state", value=str(history.state))
         return await self.get(run_id)
+
+    async def delete(self, run_id: str, keep_checkpoints: bool) -> DeletionView:
+        history = await self._runs.get(run_id)
+        if history is None and not await is_deleted(self._bus, run_id):
+            raise missing(run_id)
+        if history is not None:
+            await self._check_deletable(history, keep_checkpoints)
+        return await delete_run(self._bus, run_id, keep_checkpoints)
 
     async def steps(self, run_id: str, after: int, limit: int) -> Sequence[StepView]:
         history = await self._history(run_id)
@@ -222,8 +238,24 @@ class Directory:
     async def _history(self, run_id: str) -> RunHistory:
         history = await self._runs.get(run_id)
         if history is None:
-            raise MissingError(f"there is no run {run_id!r}; GET /v1/runs lists them", field="run_id", value=run_id)
+            raise missing(run_id)
         return history
+
+    async def _check_deletable(self, history: RunHistory, keep_checkpoints: bool) -> None:
+        if not history.state.terminal:
+            raise ConflictError(
+                f"the run is {history.state}; only a run that has ended can be deleted: stop it first",
+                field="state",
+                value=str(history.state),
+            )
+        for other in [] if keep_checkpoints else await self._runs.forks_of(history.run_id):
+            fork = await self._runs.get(other)
+            if fork is not None and fork.state is RunState.QUEUED:
+                raise ConflictError(
+                    f"run {other} was forked from it and has not begun; wait, stop that one first, or keep checkpoints",
+                    field="keep_checkpoints",
+                    value=False,
+                )
 
     async def _view(self, history: RunHistory, with_spec: bool) -> RunView:
         live = None if history.state.terminal else await self._board.read(history.run_id)
@@ -255,6 +287,10 @@ class Directory:
         source = read_stream(self._bus, subjects.EVENTS, subjects.event(run_id, "step"))
         fields = [json.loads(payload) async for _, payload, _ in source]
         return {view.step: view for view in map(TrainingView.model_validate, fields)}
+
+
+def missing(run_id: str) -> MissingError:
+    return MissingError(f"there is no run {run_id!r}; GET /v1/runs lists them", field="run_id", value=run_id)
 
 
 def _suffix(idempotency_key: str | None) -> str:

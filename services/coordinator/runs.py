@@ -72,19 +72,12 @@ class _Reading:
         """The run's history; None if there is no such run, or none any more."""
         async with self._reading:
             for entry in await self._ledger.read():
-                if isinstance(entry.record, RunCreated):
-                    self._begin()
                 self._history.fold_ledger(entry)
             for record in await self._trainer.read():
                 self._history.fold_trainer(record)
             if not self._ledger.last or (self._history.state.terminal and await self._is_deleted()):
                 return None
         return self._history
-
-    def _begin(self) -> None:
-        """A run begins here, perhaps after another of this id that was deleted."""
-        run_id = self._history.run_id
-        self._history, self._trainer = RunHistory(run_id), trainer_log(self._bus, run_id)
 
     async def _is_deleted(self) -> bool:
         """Only a run that has ended can be."""

@@ -19,6 +19,7 @@ STREAMS = (
     subjects.PROMPTS,
     subjects.ROLLOUTS,
     subjects.GROUPS,
+    subjects.ARCHIVE,
     subjects.EVENTS,
 )
 

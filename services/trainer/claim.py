@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,13 +94,17 @@ class Claim:
         return self.k if found is None else found
 
 
-async def wait_for_run(bus: Bus, holder: str, lease_seconds: float) -> tuple[str, Lease]:
-    """The oldest run that is not over and whose lease is free, with that lease; looks once a second."""
+async def wait_for_run(
+    bus: Bus, holder: str, lease_seconds: float, meanwhile: Callable[[], Awaitable[None]]
+) -> tuple[str, Lease]:
+    """The oldest run that is not over and whose lease is free, with that lease; looks once a second, and does
+    `meanwhile` as often."""
     while True:
         for run_id in await _live_runs(bus):
             lease = await Lease.acquire(bus, f"trainer.{run_id}", holder, lease_seconds)
             if lease is not None:
                 return run_id, lease
+        await meanwhile()
         await asyncio.sleep(POLL_SECONDS)
 
 

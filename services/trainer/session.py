@@ -20,6 +20,7 @@ from services.trainer.presence import keep_present
 from services.trainer.purge import rollouts_nearly_full
 from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
+from services.trainer.sweep import sweep
 from services.trainer.wiring import Parts, make_trainer
 from sluice.errors import ConfigError, DivergedError, PermanentError, RunFailedError, SluiceError
 from sluice.listening import check_listening
@@ -77,7 +78,7 @@ class Session:
         search: concurrent.futures.Future[tuple[str, Lease]] | None = None
         if self.ranks.first:
             holder, ttl = instance_name("trainer"), self.settings.lease_seconds
-            search = self.nats.start(wait_for_run(self.bus, holder, ttl))
+            search = self.nats.start(wait_for_run(self.bus, holder, ttl, self._sweep))
         self.log.info("waiting", wait="run")
         with metrics.waiting("run"):
             while True:
@@ -139,6 +140,9 @@ class Session:
         """Nothing is written beside a checkpoint of another run, whose trainer may clear up there."""
         foreign = claim.restored is not None and claim.restored.foreign
         return self.settings.checkpoints_dir / claim.run_id if foreign else None
+
+    async def _sweep(self) -> None:
+        await sweep(self.bus, self.settings.weights_dir, self.settings.checkpoints_dir, self.log)
 
     def _agenda(self, claim: Claim) -> Agenda:
         feed = LedgerFeed(self.nats, self.bus, claim.run_id)

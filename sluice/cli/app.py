@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from sluice.cli import audit, data, demo, export, logs, replay, runs, submit, track, up, verify, watch
+from sluice.cli import audit, data, delete, demo, export, fork, logs, replay, runs, submit, track, up, verify, watch
 from sluice.cli.eval import evaluate
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command()(logs.logs)
 app.command()(runs.pause)
 app.command()(runs.resume)
 app.command()(runs.stop)
+app.command()(fork.fork)
+app.command()(delete.delete)
 app.add_typer(data.app, name="data")
 app.command()(audit.audit)
 app.command()(replay.replay)

@@ -23,13 +23,17 @@ def resolve(file: Path, overrides: Sequence[str]) -> RunSpec:
     spec = load_run_spec(file)
     if not overrides:
         return spec
-    fields = spec.model_dump()
+    return parse_run_spec(put_overrides(spec.model_dump(), overrides))
+
+
+def put_overrides(fields: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`fields` with each `section.key=value` put into its tables. Raises: ConfigError: one is written otherwise."""
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set {override}: write section.key=value, e.g. --set trainer.total_steps=5")
         _put(fields, path.strip(), _value(text.strip()))
-    return parse_run_spec(fields)
+    return fields
 
 
 def to_toml(spec: RunSpec) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from sluice.cli.connection import At, connect, wait_for
 from sluice.cli.estimate import Architecture, estimate
 from sluice.cli.resolve import arithmetic, resolve, to_toml
+from sluice.cli.resuming import DISABLED, create
 from sluice.cli.watch import follow_to_end
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
@@ -36,6 +37,14 @@ Key = Annotated[
     str | None, typer.Option("--idempotency-key", help="Submitting again with the same key creates no second run.")
 ]
 
+Resume = Annotated[
+    str,
+    typer.Option(
+        metavar="disabled|auto|RUN[@STEP]|FOLDER",
+        help="Start from the model; where the newest run of this name is; or from this checkpoint.",
+    ),
+]
+
 
 def run(  # noqa: PLR0913, PLR0917  # an option each: typer reads the signature
     file: RunFile,
@@ -45,6 +54,7 @@ def run(  # noqa: PLR0913, PLR0917  # an option each: typer reads the signature
     architecture: ArchitectureFile = None,
     detach: Detach = False,
     idempotency_key: Key = None,
+    resume: Resume = DISABLED,
     at: At = None,
 ) -> None:
     """Submit a run and watch it. Leaving (Ctrl-C) does not stop the run."""
@@ -52,14 +62,14 @@ def run(  # noqa: PLR0913, PLR0917  # an option each: typer reads the signature
     if dry_run:
         show(spec, gpus, architecture)
     else:
-        raise typer.Exit(wait_for(submit(spec, at, idempotency_key, detach)))
+        raise typer.Exit(wait_for(submit(spec, at, idempotency_key, detach, resume)))
 
 
-async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool) -> int:
+async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool, resume: str = DISABLED) -> int:
     """Create the run and, unless `detach`, follow it to its end; the exit code."""
     async with connect(at) as client:
-        run = await client.create(spec, key)
-        print(f"{run.id}: {run.state}", flush=True)
+        run = await create(client, spec, key, resume)
+        print(f"{run.id}: {run.state} ({run.reason})", flush=True)
         if detach:
             return 0
         return await follow_to_end(client, run.id, spec.trainer.total_steps)

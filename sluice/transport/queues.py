@@ -124,6 +124,14 @@ async def join_work(bus: Bus, stream: str, subject: str, durable: str) -> Any:
     raise AssertionError("unreachable: the retry loop returns or raises")
 
 
+async def remove_prompt_consumer(bus: Bus, run_id: str) -> None:
+    """Forget the consumer that the workers of a run shared; nothing happens when there is none."""
+    try:
+        await bus.js.delete_consumer(subjects.PROMPTS, _durable(run_id))
+    except NotFoundError:
+        return
+
+
 def _durable(run_id: str) -> str:
     """The consumer that all workers of a run share."""
     return f"workers-{run_id}"

@@ -35,6 +35,7 @@ def stream_table(limits: StreamLimits) -> list[StreamConfig]:
     return [
         StreamConfig(name=subjects.LEDGER, subjects=["ledger.*"], **common),
         StreamConfig(name=subjects.TRAINER, subjects=["trainer.*"], **common),
+        StreamConfig(name=subjects.ARCHIVE, subjects=["archive.*.*.*"], **common),
         StreamConfig(
             name=subjects.PROMPTS,
             subjects=["prompts.*.*"],

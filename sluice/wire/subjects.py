@@ -6,6 +6,7 @@ TRAINER       trainer.<run>      trainer's rank 0    all                        
 PROMPTS       prompts.<run>.<n>  coordinator         rollout workers              work queue
 ROLLOUTS      rollouts.<run>     rollout worker      trainer ranks, by sequence   purged up to a floor
 GROUPS        groups.<run>.<n>   rollout worker      coordinator                  purged up to a floor
+ARCHIVE       archive.<run>.<first>.<last>  trainer's rank 0  API                   until the run is deleted
 EVENTS        events.<run>.<kind>  all               API, command line            24 hours
 EVALUATIONS   evaluations.<run>    coordinator       workers, trainer, API        until the run is deleted
 EVAL_PROMPTS  evalprompts.<run>.<number>.<n>  coordinator  reserved workers       work queue
@@ -17,6 +18,7 @@ leases        evaluation.<run>.<seat>                which workers are reserved 
 attempts      <run>.<n>          attempts in which the engine died or refused; of an evaluation
                                  <run>.evaluation-<number>.<n>
 runs          <run>              state of each run, for those who look for work
+deleted       <run>              the mark of a run that was deleted: its id is not used again
 workers       <run>.<worker>     rollout workers that are there, and where their time goes
 trainers      <run>              the run's trainer while it is there, and where its time goes
 
@@ -32,6 +34,7 @@ TRAINER = "TRAINER"
 PROMPTS = "PROMPTS"
 ROLLOUTS = "ROLLOUTS"
 GROUPS = "GROUPS"
+ARCHIVE = "ARCHIVE"
 EVENTS = "EVENTS"
 EVALUATIONS = "EVALUATIONS"
 EVAL_PROMPTS = "EVAL_PROMPTS"
@@ -40,6 +43,7 @@ EVAL_GROUPS = "EVAL_GROUPS"
 LEASES_BUCKET = "leases"
 ATTEMPTS_BUCKET = "attempts"
 RUNS_BUCKET = "runs"
+DELETED_BUCKET = "deleted"
 WORKERS_BUCKET = "workers"
 TRAINERS_BUCKET = "trainers"
 WORKER_TTL_SECONDS = 10.0
@@ -74,6 +78,15 @@ def groups(run_id: str) -> str:
     return f"groups.{run_id}.*"
 
 
+def archived(run_id: str, first: int, last: int) -> str:
+    """Groups between these issue numbers, both included; not all of them."""
+    return f"archive.{run_id}.{first}.{last}"
+
+
+def archive(run_id: str) -> str:
+    return f"archive.{run_id}.*.*"
+
+
 def event(run_id: str, kind: str) -> str:
     return f"events.{run_id}.{kind}"
 
@@ -106,3 +119,19 @@ def evaluation_group(run_id: str, number: int, n: int) -> str:
 def evaluation_groups(run_id: str, number: int | None = None) -> str:
     """Of one evaluation, by the number of its policy version, or of all."""
     return f"evalgroups.{run_id}.{'*' if number is None else number}.*"
+
+
+def of_run(run_id: str) -> tuple[tuple[str, str], ...]:
+    """(stream, subjects) of everything that is stored of a run: its ledger last, for while it is there the run is."""
+    return (
+        (PROMPTS, prompts(run_id)),
+        (EVAL_PROMPTS, evaluation_prompts(run_id)),
+        (EVAL_GROUPS, evaluation_groups(run_id)),
+        (ROLLOUTS, rollouts(run_id)),
+        (GROUPS, groups(run_id)),
+        (ARCHIVE, archive(run_id)),
+        (EVENTS, events(run_id)),
+        (EVALUATIONS, evaluations(run_id)),
+        (TRAINER, trainer(run_id)),
+        (LEDGER, ledger(run_id)),
+    )

@@ -1,0 +1,24 @@
+"""`sluice delete`: a run that has ended, with everything that it left."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sluice.cli.connection import At, RunId, connect, wait_for
+
+KeepCheckpoints = Annotated[
+    bool,
+    typer.Option("--keep-checkpoints", help="Leave its checkpoints where they are; a new run can start from them."),
+]
+
+
+def delete(run: RunId, keep_checkpoints: KeepCheckpoints = False, at: At = None) -> None:
+    """Delete a run that has ended: its records, rollouts, events, weights and checkpoints. There is no way back."""
+
+    async def work() -> str:
+        async with connect(at) as client:
+            return (await client.delete(run, keep_checkpoints)).text
+
+    print(wait_for(work()))
