@@ -41,6 +41,10 @@ RETRIED = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes
 """What a coordinator without NATS, or a proxy without a coordinator, answers for a while."""
 
 
+CREATE_SECONDS = 600.0
+"""A run is answered once its data has been read and its ground truths have been checked."""
+
+
 class NoServerError(ConfigError):
     """Nothing listens where the user said that the coordinator is."""
 
@@ -87,7 +91,15 @@ class RunsClient:
         """
         headers = _key_header(idempotency_key) | {"Content-Type": "application/json"}
         query = {} if checkpoint is None else {"checkpoint": checkpoint}
-        return await self._one(RunView, "POST", "/v1/runs", content=spec.canonical_json, headers=headers, params=query)
+        return await self._one(
+            RunView,
+            "POST",
+            "/v1/runs",
+            content=spec.canonical_json,
+            headers=headers,
+            params=query,
+            timeout=CREATE_SECONDS,
+        )
 
     async def fork(
         self, run_id: str, step: int | None, changes: dict[str, Any], idempotency_key: str | None = None

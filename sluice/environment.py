@@ -50,6 +50,11 @@ def check_address(value: str) -> str:
     return value
 
 
+def addresses(value: object) -> object:
+    """The parts of a list as an environment variable has it, separated by commas; anything else as it is."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
 NatsUrl = Annotated[str, AfterValidator(check_nats_url)]
 RedisUrl = Annotated[str, AfterValidator(check_redis_url)]
 Address = Annotated[str, AfterValidator(check_address)]

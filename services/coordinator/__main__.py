@@ -19,6 +19,7 @@ from services.coordinator.host import RunHost
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.runs import RunReader
 from services.coordinator.streams import watch_streams
+from services.coordinator.truths import TruthCheck
 from sluice.errors import ConfigError, SluiceError
 from sluice.listening import plain
 from sluice.service import run_service
@@ -35,7 +36,8 @@ async def serve(config: CoordinatorConfig) -> None:
     board = StatusBoard(config.redis_url, get_logger("coordinator"))
     metrics = CoordinatorMetrics()
     host = RunHost(bus, RunReader(bus), board, config, metrics)
-    directory = Directory(bus, RunReader(bus), board, config.allow_remote_code)
+    truths = TruthCheck(config.reward_addresses, config.truth_check_seconds)
+    directory = Directory(bus, RunReader(bus), board, truths, config.allow_remote_code)
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(directory, config.api_token),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from sluice.environment import LogLevel, NatsUrl, RedisUrl, read_settings
+from sluice.environment import Address, LogLevel, NatsUrl, RedisUrl, addresses, read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -22,6 +22,8 @@ ENVIRONMENT = {
     "stream_replicas": "SLUICE_STREAM_REPLICAS",
     "rollouts_bytes": "SLUICE_ROLLOUTS_BYTES",
     "allow_remote_code": "SLUICE_ALLOW_REMOTE_CODE",
+    "reward_addresses": "SLUICE_REWARD_ADDRESSES",
+    "truth_check_seconds": "SLUICE_TRUTH_CHECK_SECONDS",
     "log_level": "SLUICE_LOG_LEVEL",
 }
 SECRETS, URLS = ("api_token",), ("nats_url", "redis_url")
@@ -47,6 +49,12 @@ class CoordinatorConfig(BaseModel):
     stream_replicas: int = Field(1, ge=1, le=5, description="JetStream replicas of each stream.")
     rollouts_bytes: int = Field(8 << 30, ge=1 << 20, description="Room of the ROLLOUTS stream.")
     allow_remote_code: bool = Field(False, description="Allow runs to ask for model.trust_remote_code.")
+    reward_addresses: Annotated[tuple[Address, ...], BeforeValidator(addresses)] = Field(
+        (), description="host:port of each reward replica, for the check of ground truths; unset: none is made."
+    )
+    truth_check_seconds: float = Field(
+        120, gt=0, description="Longest time to check the ground truths of a new run's data."
+    )
     log_level: LogLevel = Field("info", description="Lowest level that is logged.")
 
     @classmethod

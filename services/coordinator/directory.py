@@ -26,6 +26,7 @@ from services.coordinator.rules import batch_room, rollouts_room
 from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.status import LiveStatus
+from services.coordinator.truths import TRUTHS, TruthCheck
 from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec, changed
 from sluice.data import check_model, load_prompts, manifest_of
@@ -56,12 +57,14 @@ from sluice.wire.checkpoint import record_of
 class Directory:
     """Implements `services.coordinator.api.RunDirectory`; every replica gives the same answers."""
 
-    def __init__(self, bus: Bus, runs: RunReader, board: StatusBoard, allow_remote_code: bool) -> None:
+    def __init__(
+        self, bus: Bus, runs: RunReader, board: StatusBoard, truths: TruthCheck, allow_remote_code: bool
+    ) -> None:
         self._bus, self._runs, self._board = bus, runs, board
         sources = SourceShelf()
         self._groups, self._prompts = GroupReader(bus, sources), PromptReader(bus, sources)
         self._evaluations = EvaluationReader(bus)
-        self._allow_remote_code = allow_remote_code
+        self._truths, self._allow_remote_code = truths, allow_remote_code
 
     async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
         source = None if checkpoint is None else await self._source_of_folder(Path(checkpoint))
@@ -173,7 +176,9 @@ class Directory:
         """What the run would train on.
 
         Raises:
-            ConfigError: a file is missing or wrong, or the deployment does not allow the model's code.
+            ConfigError: a file is missing or wrong, a ground truth cannot be judged by, or the deployment does not
+                allow the model's code.
+            TransientError: the reward service does not answer.
         """
         if spec.model.trust_remote_code and not self._allow_remote_code:
             raise ConfigError(
@@ -189,7 +194,9 @@ class Directory:
                 f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
             )
         sets = await load_sets(spec, {})
+        earlier = [history.data_manifest for history in await self._runs.all()]
         manifest = await asyncio.to_thread(manifest_of, spec, table)
+        manifest[TRUTHS] = await self._truths.facts(spec, table, earlier)
         return manifest | ({"evaluation": {chosen.name: chosen.facts for chosen in sets}} if sets else {})
 
     async def _check_room(self, spec: RunSpec) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from sluice.environment import Address, LogLevel, NatsUrl, RedisUrl, read_settings
+from sluice.environment import Address, LogLevel, NatsUrl, RedisUrl, addresses, read_settings
 
 ENVIRONMENT = {
     "nats_url": "SLUICE_NATS_URL",
@@ -30,10 +30,6 @@ ENVIRONMENT = {
     "log_level": "SLUICE_LOG_LEVEL",
 }
 SECRETS, URLS = ("engine_api_key", "engine_admin_api_key"), ("nats_url", "redis_url")
-
-
-def _addresses(value: object) -> object:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _words(value: object) -> object:
@@ -64,7 +60,7 @@ class WorkerConfig(BaseModel):
     engine_command: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
         (), description="Command line that serves at engine_url: started, restarted and stopped with the worker."
     )
-    reward_addresses: Annotated[tuple[Address, ...], BeforeValidator(_addresses)] = Field(
+    reward_addresses: Annotated[tuple[Address, ...], BeforeValidator(addresses)] = Field(
         ("127.0.0.1:50051",), min_length=1, description="host:port of each reward replica, separated by commas."
     )
     cache_dir: Path = Field(

@@ -91,6 +91,11 @@ class RewardConfig(Section):
         description="Verifier for every row, or a weighted sum such as `math+0.2*style`, whose first one gives `acc`; "
         "unset: each row's data_source chooses.",
     )
+    check_truths: bool = Field(
+        True,
+        description="Refuse the run when a verifier cannot judge by a row's ground truth; needs a coordinator that "
+        "knows the reward service.",
+    )
     on_failure: Literal["drop_group", "count_wrong"] = Field(
         "drop_group",
         description="A rollout whose check failed (timeout, error): its whole group is dropped and counted, or the "

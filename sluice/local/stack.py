@@ -117,7 +117,7 @@ class _Plan:
         yield self._valkey()
         rewards = [self._reward(i) for i in range(self.options.reward_servers)]
         yield from rewards
-        yield self._coordinator()
+        yield self._coordinator([r.name for r in rewards])
         for i in range(self.options.rollout_workers):
             yield self._engine(i)
             yield self._rollout(i, [r.name for r in rewards])
@@ -156,15 +156,19 @@ class _Plan:
         health = (HttpHealth(self.ports[f"{name}-metrics"], "/readyz"), TcpHealth(self.ports[name]))
         return Service(name, (_python(name, "services.reward", environment),), health)
 
-    def _coordinator(self) -> Service:
+    def _coordinator(self, rewards: list[str]) -> Service:
         environment = self._common("coordinator-metrics") | {
             "SLUICE_API_HOST": LOOPBACK,
             "SLUICE_API_PORT": str(self.ports["api"]),
+            "SLUICE_REWARD_ADDRESSES": self._addresses(rewards),
         }
         if self.options.token:
             environment["SLUICE_API_TOKEN"] = self.options.token
         command = _python("coordinator", "services.coordinator", environment)
         return Service("coordinator", (command,), (HttpHealth(self.ports["api"], "/readyz"),), after=("nats", "valkey"))
+
+    def _addresses(self, names: list[str]) -> str:
+        return ",".join(f"{LOOPBACK}:{self.ports[name]}" for name in names)
 
     def _engine(self, i: int) -> Service:
         name = f"engine-{i}"
@@ -183,7 +187,7 @@ class _Plan:
         cache = self.data / "cache" / name
         environment = self._common(f"{name}-metrics") | {
             "SLUICE_ENGINE_URL": f"http://{LOOPBACK}:{self.ports[f'engine-{i}']}",
-            "SLUICE_REWARD_ADDRESSES": ",".join(f"{LOOPBACK}:{self.ports[r]}" for r in rewards),
+            "SLUICE_REWARD_ADDRESSES": self._addresses(rewards),
             "SLUICE_CACHE_DIR": str(cache),
             "SLUICE_WORKER_NAME": name,
             "SLUICE_DRAIN_SECONDS": str(DRAIN_SECONDS),

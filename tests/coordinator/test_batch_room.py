@@ -12,6 +12,7 @@ from services.coordinator.board import StatusBoard
 from services.coordinator.directory import Directory
 from services.coordinator.rules import DROPS_PER_GROUP, batch_room
 from services.coordinator.runs import RunReader
+from services.coordinator.truths import TruthCheck
 from sluice.config import RunSpec, load_run_spec, parse_run_spec
 from sluice.errors import ConfigError
 from sluice.telemetry import get_logger
@@ -78,7 +79,9 @@ def test_no_batch_record_is_larger_than_the_room_it_is_given(size: int, group_si
 
 
 async def test_a_run_whose_batches_the_server_would_refuse_is_not_created(bus: Bus) -> None:
-    directory = Directory(bus, RunReader(bus), StatusBoard("redis://127.0.0.1:1/0", get_logger("test")), False)
+    directory = Directory(
+        bus, RunReader(bus), StatusBoard("redis://127.0.0.1:1/0", get_logger("test")), TruthCheck((), 1), False
+    )
     assert bus.nc.max_payload == 1 << 20, "the server's own default"
     fits, grows = spec(512, 16, 0), spec(1024, 16, 1)
     assert (await directory.create(fits, None)).total_steps == fits.trainer.total_steps
