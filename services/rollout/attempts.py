@@ -48,7 +48,12 @@ class Attempts:
 
     async def begin(self, n: int, attempt: str) -> Record:
         """Record that `attempt` starts; returns what was known before it."""
-        return await self._change(n, lambda old: Record(old.failed, (*old.open, attempt)))
+        try:  # nearly every prompt has one attempt, so nothing is looked up before there is something to find
+            await self._retried(partial(self._write, self._key(n), _encode(Record(0, (attempt,))), None))
+            return Record()
+        except KeyWrongLastSequenceError:
+            old = await self._change(n, lambda old: _with(_without(old, attempt, 0), attempt))
+            return _without(old, attempt, 0)  # should it be there, the answer to our own first try was lost
 
     async def end(self, n: int, attempt: str, engine_failed: bool) -> int:
         """Record that `attempt` ended; returns how many have failed now."""
@@ -56,12 +61,13 @@ class Attempts:
         return rest.failed + int(engine_failed)
 
     async def forget(self, n: int) -> None:
-        """The group is stored: nobody will ask again."""
-        await self._retried(lambda: self._bucket.delete(f"{self._run_id}.{n}"))
+        """The group is stored: nobody will ask again. Nothing is left of the entry, not even that it is deleted."""
+        subject = f"$KV.{subjects.ATTEMPTS_BUCKET}.{self._key(n)}"
+        await self._retried(lambda: self._bus.js.purge_stream(f"KV_{subjects.ATTEMPTS_BUCKET}", subject=subject))
 
     async def _change(self, n: int, change: Callable[[Record], Record]) -> Record:
         """Compare-and-set until it holds; returns the old value."""
-        key = f"{self._run_id}.{n}"
+        key = self._key(n)
         while True:
             old, revision = await self._retried(lambda: self._read(key))
             try:
@@ -72,12 +78,12 @@ class Attempts:
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            async for retry in self._bus.retrying():
-                with retry:
-                    return await call()
+            return await self._bus.asking(call)
         except RETRYABLE as error:
             raise TransientError(f"bucket {subjects.ATTEMPTS_BUCKET!r} does not answer: {error}") from None
-        raise AssertionError("unreachable: the retry loop returns or raises")
+
+    def _key(self, n: int) -> str:
+        return f"{self._run_id}.{n}"
 
     async def _write(self, key: str, value: bytes, revision: int | None) -> int:
         if revision is None:
@@ -91,6 +97,10 @@ class Attempts:
             return Record(), None
         fields = json.loads(entry.value or b"{}")
         return Record(int(fields.get("failed", 0)), tuple(fields.get("open", ()))), entry.revision
+
+
+def _with(old: Record, attempt: str) -> Record:
+    return Record(old.failed, (*old.open, attempt))
 
 
 def _without(old: Record, attempt: str, failed: int) -> Record:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from services.rollout.completion import Completion, read_completions
 from services.rollout.run import RunUnfitError
 from sluice.errors import WaitTimeoutError
 from sluice.transport.engine import EngineConnection, EngineDownError, EngineRefusedError, answer, granted
+from sluice.transport.http import HttpAnswer
 from sluice.types import Prompt
 
 
@@ -113,7 +112,7 @@ class Engine:
         except (EngineDownError, EngineRefusedError, WaitTimeoutError):
             return
 
-    async def _control(self, route: str, body: dict[str, Any]) -> httpx.Response:
+    async def _control(self, route: str, body: dict[str, Any]) -> HttpAnswer:
         return await self._connection.call(route, body, admin=True)
 
 

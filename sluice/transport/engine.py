@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
-
 from sluice.errors import ConfigError, PermanentError, TransientError, WaitTimeoutError
+from sluice.transport.http import HttpAnswer, HttpBrokenError, HttpConnections
 
 CONNECT_SECONDS = 5.0
 CONTROL_SECONDS = 30.0
@@ -29,17 +28,21 @@ class EngineConnection:
         url: e.g. http://host:30000.
         api_key: bearer token of every route, when there is one.
         admin_api_key: bearer token of the routes that control the engine; by default the API key.
+
+    Raises:
+        ConfigError: `url` is no http or https address.
     """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._key, self._admin_key = api_key, admin_api_key or api_key
-        # A kept connection that the server just closed looks like a dying engine: each request opens its own.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.AsyncClient(base_url=self.url, limits=limits, trust_env=False)
+        try:
+            self._http = HttpConnections(self.url, CONNECT_SECONDS)
+        except ValueError as error:
+            raise ConfigError(f"engine {url!r} is no address: {error}") from None
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._http.close()
 
     async def call(
         self,
@@ -49,27 +52,23 @@ class EngineConnection:
         seconds: float = CONTROL_SECONDS,
         knob: str = "the engine's load",
         admin: bool = False,
-    ) -> httpx.Response:
+    ) -> HttpAnswer:
         """POST `body` to `route`, or GET it when there is none; any answer below 500 comes back as it is.
 
         Raises:
             EngineDownError: nobody answers, or with 5xx.
             WaitTimeoutError: it took longer than `seconds`; the wait is named after the route, and names `knob`.
-            ConfigError: the address is none, or the engine refuses the key.
+            ConfigError: the engine refuses the key.
         """
-        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
         key = self._admin_key if admin else self._key
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        method = "GET" if body is None else "POST"
         try:
             async with asyncio.timeout(seconds):
-                response = await self._client.request(method, route, json=body, headers=headers, timeout=timeout)
-        except (httpx.ReadTimeout, httpx.WriteTimeout, TimeoutError):
+                response = await self._http.request(route, body, headers)
+        except TimeoutError:
             raise WaitTimeoutError(route[1:], seconds, f"{knob} (engine at {self.url})") from None
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ConfigError(f"engine {self.url!r} is no address: {error}") from None
-        except httpx.TransportError as error:
-            raise EngineDownError(f"engine at {self.url} does not answer {route}: {error!r}") from None
+        except HttpBrokenError as error:
+            raise EngineDownError(f"engine at {self.url} does not answer {route}: {error}") from None
         if response.status_code in (401, 403):
             raise ConfigError(
                 f"engine at {self.url} refuses our key for {route}; "
@@ -96,21 +95,21 @@ class EngineConnection:
         return answer(await self.call(route, body, seconds=seconds, knob=knob))
 
 
-def answer(response: httpx.Response) -> Any:
+def answer(response: HttpAnswer) -> Any:
     """What a granted request brought. Raises: EngineRefusedError: it was not granted, or the answer is no JSON."""
     granted(response)
     try:
         return response.json()
     except ValueError:
-        raise EngineRefusedError(f"engine answers {response.url.path} with no JSON: {text(response)}") from None
+        raise EngineRefusedError(f"engine answers {response.route} with no JSON: {text(response)}") from None
 
 
-def granted(response: httpx.Response) -> None:
+def granted(response: HttpAnswer) -> None:
     """Raises: EngineRefusedError: the status is not 200."""
     if response.status_code != 200:
-        raise EngineRefusedError(f"engine answers {response.url.path} with {response.status_code}: {text(response)}")
+        raise EngineRefusedError(f"engine answers {response.route} with {response.status_code}: {text(response)}")
 
 
-def text(response: httpx.Response) -> str:
+def text(response: HttpAnswer) -> str:
     """The beginning of a body, on one line."""
     return response.text[:300].replace("\n", " ")
