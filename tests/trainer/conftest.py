@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from services.trainer.memory import keep_freed_memory
 from services.trainer.ranks import Ranks
 from services.trainer.zero import join_ranks
 from tests.servers import free_port
+from tests.trainer import several_ranks
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,13 @@ def one_rank() -> Ranks:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     os.environ.update({**address, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
     return join_ranks(0, 1, on_gpu=False, seconds=60)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """What two ranks of DeepSpeed make of the updates of `several_groups`, and the folder of their checkpoints."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    return several_ranks.run("sharded", 2, tiny_model, folder), folder
 
 
 @pytest.fixture

@@ -66,25 +66,20 @@ def exact(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
     return found
 
 
-def sharded(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
-    """Weights and losses after the updates of `several_groups`, with ZeRO stages 3 and 1."""
-    ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
-    found = []
-    for stage in (3, 1):
-        engine, outcome = update(several_groups(model, stage), ranks)
-        found.append((weights(engine), outcome.sums.loss, outcome.grad_norms))
-    return found
+def sharded(rank: int, world_size: int, model: Path, folder: Path) -> Any:
+    """Weights, losses and gradient norms after the updates of `several_groups` with ZeRO stages 3 and 1.
 
-
-def lora(rank: int, world_size: int, model: Path, folder: Path) -> Any:
-    """Weights and gradient norms of the same updates on adapters, with stages 3 and 0; checkpoints in the folder."""
+    Then the same with adapters, with stages 3 and 0, whose checkpoints are left in the folder.
+    """
     ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
-    found = []
-    for stage in (3, 0):
-        engine, outcome = update(lora_spec(model, stage), ranks)
-        found.append((weights(engine), outcome.grad_norms))
-        engine.save(folder / f"2.{stage}")
-        ranks.agree(None)
+    found = {}
+    for kind, make_spec, stages in (("all", several_groups, (3, 1)), ("lora", lora_spec, (3, 0))):
+        for stage in stages:
+            engine, outcome = update(make_spec(model, stage), ranks)
+            found[kind, stage] = (weights(engine), outcome.sums.loss, outcome.grad_norms)
+            if kind == "lora":
+                engine.save(folder / f"lora.{stage}")
+                ranks.agree(None)
     return found
 
 
@@ -117,7 +112,6 @@ def served(_rank: int, _count: int, _model: Path, _folder: Path) -> Any:
 KINDS: dict[str, Callable[[int, int, Path, Path], Any]] = {
     "exact": exact,
     "sharded": sharded,
-    "lora": lora,
     "wide": wide,
     "resized": resized,
     "served": served,

@@ -24,7 +24,7 @@ from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from sluice.telemetry import get_logger
 from sluice.types import PolicyVersion
-from tests.trainer import resizing, several_ranks
+from tests.trainer import resizing
 from tests.trainer.reference import PlainTrainer, distance
 from tests.trainer.script import make_batch, make_spec
 from tests.trainer.updating import CPU, LR, GradientProbe, adapters, lora_spec, several_groups, train_batch, weights
@@ -66,11 +66,11 @@ def test_gradients_and_a_kl_term_are_those_of_a_plain_peft_model(tiny_model: Pat
     assert distance(adapters(engine), peft.get_peft_model_state_dict(plain.model)) < SAME
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("stage", "dtype"), [(1, "float32"), (3, "bfloat16")])
 def test_merged_weights_are_the_base_and_its_adapters_to_the_bit_and_touch_nothing(
-    tiny_model: Path, one_rank: Ranks, dtype: str
+    tiny_model: Path, one_rank: Ranks, stage: int, dtype: str
 ) -> None:
-    spec = lora_spec(tiny_model, 3, trainer_dtype=dtype)
+    spec = lora_spec(tiny_model, stage, trainer_dtype=dtype)
     engine = GradientProbe(spec)
     base = {name: tensor.to(getattr(torch, dtype)).float() for name, tensor in base_weights(spec).items()}
     assert all(torch.equal(tensor, base[name]) for name, tensor in weights(engine).items())  # v0
@@ -109,25 +109,27 @@ def test_a_checkpoint_holds_adapters_alone_and_training_goes_on_to_the_same_bits
         assert all(torch.equal(tensor, expected[name]) for name, tensor in find(resumed).items())
 
 
-def test_two_ranks_train_what_one_trains_and_take_up_its_checkpoint(
-    tiny_model: Path, one_rank: Ranks, tmp_path: Path
+@pytest.mark.parametrize("stage", [3, 0])
+def test_two_ranks_train_what_one_trains_and_one_takes_up_their_checkpoint(
+    tiny_model: Path, one_rank: Ranks, two_ranks: tuple[Any, Path], tmp_path: Path, stage: int
 ) -> None:
-    for stage, (published, norms) in zip((3, 0), several_ranks.run("lora", 2, tiny_model, tmp_path), strict=True):
-        spec = lora_spec(tiny_model, stage)
-        engine = GradientProbe(spec)
-        outcome = train_batch(engine, spec, one_rank, *make_batch(spec))
-        assert norms == pytest.approx(outcome.grad_norms, rel=SAME)
-        assert distance(published, weights(engine)) < SAME
-        # Stage 0 shards nothing, so that any number of ranks reads what was written.
-        folder = tmp_path / f"2.{stage}"
-        if stage:
-            folder = universal_form(resizing.seal(tmp_path / f"{stage}.sealed", folder, ranks=2), get_logger("trainer"))
-        resumed = GradientProbe(spec, universal=bool(stage))
-        resumed.load(folder)
-        assert all(torch.equal(tensor, published[name]) for name, tensor in weights(resumed).items())
-        for each in (engine, resumed):
-            train_batch(each, spec, one_rank, *make_batch(spec, 1))
-        assert distance(weights(resumed), weights(engine)) < SAME
+    published, loss, norms = two_ranks[0]["lora", stage]
+    spec = lora_spec(tiny_model, stage)
+    engine = GradientProbe(spec)
+    outcome = train_batch(engine, spec, one_rank, *make_batch(spec))
+    assert norms == pytest.approx(outcome.grad_norms, rel=SAME)
+    assert loss == pytest.approx(outcome.sums.loss, rel=SAME)
+    assert distance(published, weights(engine)) < SAME
+
+    written = two_ranks[1] / f"lora.{stage}"
+    if stage:  # stage 0 shards nothing, so any number of ranks reads what was written
+        written = universal_form(resizing.seal(tmp_path, written, ranks=2), get_logger("trainer"))
+    resumed = GradientProbe(spec, universal=bool(stage))
+    resumed.load(written)
+    assert all(torch.equal(tensor, published[name]) for name, tensor in weights(resumed).items())
+    for each in (engine, resumed):
+        train_batch(each, spec, one_rank, *make_batch(spec, 1))
+    assert distance(weights(resumed), weights(engine)) < SAME
 
 
 def test_a_checkpoint_of_other_adapters_is_refused_with_what_differs(tiny_model: Path, tmp_path: Path) -> None:
