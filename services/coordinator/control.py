@@ -34,6 +34,9 @@ class Request:
 async def answer(run: Run, request: Request) -> None:
     """Carry out one request. Asking for what the run already does changes nothing."""
     conflict = conflict_of(run.history.state, request.action)
+    if request.action is RunAction.RESUME:
+        await run.look_for_data()
+        conflict = conflict or run.supply.fault or None
     if conflict is None:
         await _carry_out(run, request)
     if not request.done.done():
@@ -55,6 +58,8 @@ async def _carry_out(run: Run, request: Request) -> None:
     state = run.history.state
     match request.action:
         case RunAction.PAUSE if state is RunState.RUNNING:
+            await run.change_state(RunState.PAUSED, request.reason or "paused by request")
+        case RunAction.PAUSE if run.history.waits_for_data:  # now it stays paused when the data is back
             await run.change_state(RunState.PAUSED, request.reason or "paused by request")
         case RunAction.RESUME if state is RunState.PAUSED:
             await run.resume(request.reason or "resumed by request")

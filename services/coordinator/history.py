@@ -46,6 +46,8 @@ class RunHistory:
         self.reason = "created"
         self.ends_as = RunState.STOPPED
         """The terminal state that a stopping run will have."""
+        self.waits_for_data = False
+        """Paused because the data set is missing or another one: goes on by itself."""
         self.generation_limit: int | None = None
         self.first_issue_at: datetime | None = None
         self.last_progress_at: datetime | None = None
@@ -163,6 +165,7 @@ class RunHistory:
         self.state, self.reason = change.state, change.reason
         fields = json.loads(change.fields_json or "{}")
         self.ends_as = RunState(fields.get("ends_as", self.ends_as))
+        self.waits_for_data = fields.get("waits_for_data", False)
         self.generation_limit = fields.get("generation_limit", self.generation_limit)
         if change.state.terminal:
             self.finished_at = time

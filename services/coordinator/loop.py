@@ -13,6 +13,7 @@ from sluice.transport.log import Entry
 from sluice.types import DropReason, Group, RunState, TrainerRecord
 
 UNFINISHED = (RunState.QUEUED, RunState.RUNNING, RunState.PAUSED)
+DATA_IS_BACK = "the data set is back"
 UNSCORED_LIMIT = 32
 """Groups in a row without verdicts after which the run pauses and says why."""
 
@@ -77,6 +78,7 @@ async def advance(run: Run) -> None:
         await fail(run, reason)
     if run.history.state in UNFINISHED and (reason := deadline_passed(run)):
         await end(run, reason, RunState.FAILED)
+    await heed_data(run)
     match run.history.state:
         case RunState.QUEUED:
             await start_when_staffed(run)
@@ -84,6 +86,20 @@ async def advance(run: Run) -> None:
             await end_when_checkpointed(run)
     while run.history.state is RunState.RUNNING and await take_step(run):
         pass
+
+
+async def heed_data(run: Run) -> None:
+    """A run whose data set is missing, or another one, is paused until it is back; a queued one stays queued."""
+    state, waits, fault = run.history.state, run.history.waits_for_data, run.supply.fault
+    if fault and not waits and state in (RunState.QUEUED, RunState.RUNNING):
+        state = RunState.PAUSED if state is RunState.RUNNING else state
+        await run.change_state(
+            state, f"{fault}; the run goes on by itself once the data set is as it was", waits_for_data=True
+        )
+    elif not fault and waits and state is RunState.PAUSED:
+        await run.resume(DATA_IS_BACK)
+    elif not fault and waits and state is RunState.QUEUED:
+        await run.change_state(state, DATA_IS_BACK)
 
 
 def reason_to_fail(run: Run) -> str | None:
@@ -107,7 +123,7 @@ def deadline_passed(run: Run) -> str | None:
 
 async def start_when_staffed(run: Run) -> None:
     """A queued run starts once its trainer has published v0 and a worker can generate."""
-    if run.history.version_number >= 0 and run.workers:
+    if run.history.version_number >= 0 and run.workers and not run.supply.fault:
         await run.change_state(RunState.RUNNING, "a trainer and a rollout worker have joined")
 
 

@@ -11,16 +11,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from services.coordinator.board import StatusBoard
-from services.coordinator.curriculum import Curriculum
 from services.coordinator.eval_status import Evaluating
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter
 from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.prompt_source import PromptSource
 from services.coordinator.rules import QueueRules
 from services.coordinator.staff import Beat
 from services.coordinator.status import Clocks, status_of
+from services.coordinator.supply import Supply
 from sluice.errors import WireError
 from sluice.telemetry import Logger
 from sluice.transport.log import Entry, FencedLog, ledger_log, trainer_log
@@ -57,23 +56,20 @@ REMIND_SECONDS = 30.0
 class Run:
     """The state that the loop works on: LEDGER and TRAINER folded into a history, GROUPS folded into the queue."""
 
-    prompts: PromptSource
     queue: FilterQueue
-    curriculum: Curriculum
     evaluating: Evaluating
 
     def __init__(self, bus: Bus, run_id: str, board: StatusBoard, log: Logger, metrics: CoordinatorMetrics) -> None:
         self.bus, self.board, self.metrics = bus, board, metrics
         self.log = log.bind(run=run_id)
         self.history = RunHistory(run_id)
+        self.supply = Supply(self.history)
         self.workers = 0
         self.clocks = Clocks()
         self.meter = Meter()
         self.unscored_in_a_row = 0
         """Groups without verdicts since the last one that had them; a verifier that always fails scores nothing."""
         self.verifier_error = ""
-        self._told: list[Issue | Drop | Batch] = []
-        """Records read at the claim that the curriculum has yet to fold: it needs the data set."""
         self._said: set[str] = set()
         """Waits that the log has named since they began."""
         self._overdue: set[str] = set()
@@ -99,41 +95,46 @@ class Run:
         """
         for entry in await self._ledger.read():
             self.history.fold_ledger(entry)
-            if isinstance(entry.record, Issue | Drop | Batch):
-                self._told.append(entry.record)
+            self.supply.fold(entry.record)
         await self.append(Claim(coordinator))
 
     async def rebuild(self) -> None:
         """The queue from the last BATCH record, the records after it, PROMPTS, and GROUPS above the floor.
 
         A live group with neither prompt nor GROUPS message was issued by a predecessor that died before it could
-        publish: its prompt is published again. Raises: ConfigError: the data set cannot be read any more.
+        publish: its prompt is published again, as soon as the data set can be read.
         """
         history = self.history
         for trainer_entry in await self._trainer.read():
             history.fold_trainer(trainer_entry)
-        self.prompts = await PromptSource.load(history)
-        self.curriculum = self.prompts.curriculum(history.spec)
-        await asyncio.to_thread(self._recall)
+        await self.supply.load()
         self.queue = FilterQueue.restore(
-            QueueRules.of(history.spec, len(self.prompts.table), history.origin), history.last_batch
+            QueueRules.of(history.spec, self.supply.rows, history.origin), history.last_batch
         )
         self.queue.generation_limit = history.generation_limit
         self.evaluating = Evaluating(history.spec)
         for record in history.since_batch:
             self.queue.commit(record)
         self.queue.publish(history.training_steps)
-        published = await pending_prompts(self.bus, self.id)
         for sequence, group in await read_groups(self.bus, self.id, self.queue.groups_seen + 1):
             self.queue.store(sequence, group)
         self.clocks.issued_at = dict.fromkeys(self.queue.in_flight_groups(), self.clocks.progress())
-        if history.state in (RunState.RUNNING, RunState.PAUSED):
+        if not self.supply.fault:
+            await self.publish_missing()
+
+    async def publish_missing(self) -> None:
+        """Offer each live prompt that has neither a message in PROMPTS nor a group."""
+        if self.history.state in (RunState.RUNNING, RunState.PAUSED):
+            published = await pending_prompts(self.bus, self.id)
             await self.publish_prompts(n for n in list(self.queue.in_flight_groups()) if n not in published)
 
-    def _recall(self) -> None:
-        for record in self._told:
-            self.curriculum.fold(record)
-        self._told.clear()
+    async def look_for_data(self) -> None:
+        """Read the data set again if it was missing, or other than it should be, and its files have changed."""
+        if self.supply.fault and await self.supply.looks_other():
+            await self.supply.load()
+            if not self.supply.fault:
+                self.log.info("data_is_back", prompts=self.supply.rows)
+                await self.publish_missing()
 
     # ---------------------------------------------------------------- records, each stored before it counts
 
@@ -143,11 +144,11 @@ class Run:
         self.history.fold_ledger(Entry(sequence, record, datetime.now(UTC)))
         if isinstance(record, Issue | Drop | Batch):
             self.queue.commit(record)
-            self.curriculum.fold(record)
+        self.supply.fold(record)
 
     async def issue(self, planned: Issue) -> None:
         """Issue what was planned, but for draws that the curriculum passes over."""
-        issue = self.curriculum.choose(planned, self.queue.rules.data_limit)
+        issue = self.supply.choose(planned, self.queue.rules.data_limit)
         await self.append(issue)
         numbers = range(issue.first, issue.first + issue.count)
         self.clocks.issued_at |= dict.fromkeys(numbers, time.monotonic())
@@ -161,7 +162,7 @@ class Run:
 
         async def publish(n: int) -> None:
             async with room:
-                await publish_prompt(self.bus, self.prompts.prompt(self.history, n, self.history.version_of(n)))
+                await publish_prompt(self.bus, self.supply.prompt(n))
 
         await asyncio.gather(*(publish(n) for n in numbers))
 
@@ -227,9 +228,8 @@ class Run:
             what = {"reason": str(reason)} if reason else {}
             self.log.info("group_dropped" if reason else "group_kept", group=group.n, **what)
         self.metrics.observe_group(self.id, group, reason, None if started is None else now - started)
-        if group.status is GroupStatus.SCORED and (drawn := self.curriculum.drawn(group.n)):
-            source, difficulty = drawn
-            self.metrics.observe_prompt(self.id, self.prompts.source_label(source), difficulty, kept=reason is None)
+        if group.status is GroupStatus.SCORED and (drawn := self.supply.drawn(group.n)):
+            self.metrics.observe_prompt(self.id, *drawn, kept=reason is None)
 
     def dead_letter(self, sequence: int, error: WireError) -> None:
         """A GROUPS message that nobody can read: counted and named, its group stays in flight."""
@@ -246,12 +246,13 @@ class Run:
         self.clocks.progress()
 
     async def tick(self, beat: Beat) -> None:
-        """Once a second: who is there, what everybody waits for, and an alarm for a wait past its deadline."""
+        """Once a second: missing data, who is there, who waits for whom, and an alarm for a wait past its deadline."""
+        await self.look_for_data()
         self.workers = len(beat.staff.workers)
         self.meter.beat(beat.staff, self.queue.tally, running=self.history.state is RunState.RUNNING)
         status = status_of(self.history, self.queue, self.clocks, self.meter, beat, self.evaluating)
         self.metrics.observe_status(self.history, self.queue, status)
-        self.metrics.observe_lots(self.id, self.curriculum.lots)
+        self.metrics.observe_lots(self.id, self.supply.lots)
         await self.board.show(self.id, status)
         if news := self.evaluating.news(beat.staff.workers):
             self.log.warning(news["state"], reason=news["reason"])

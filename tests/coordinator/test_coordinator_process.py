@@ -22,7 +22,7 @@ from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import pending_prompts
 from sluice.types import Batch, Claim, Drop, DropReason, Issue, Lineage, Prompt, StateChange, TrainingFailed
-from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
+from tests.coordinator.stage import ROOT, Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.servers import NatsServer
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -199,6 +199,38 @@ async def test_a_prompt_whose_issue_was_stored_but_never_published_is_published_
     async with asyncio.timeout(20):
         while not lost <= await pending_prompts(bus, view["id"]):
             await asyncio.sleep(0.1)
+
+
+async def test_a_run_taken_over_with_other_data_is_paused_until_the_files_are_back(
+    alone: tuple[list[Coordinator], Bus], nats_server: NatsServer, tmp_path: Path
+) -> None:
+    coordinators, bus = alone
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes((ROOT / "configs" / "data" / "tiny_addition.jsonl").read_bytes())
+    view = await create(coordinators[0], spec(data__train_files=[str(rows)]))
+    stage = Stage(bus, view["id"], keep=1.0)
+    await stage.join()
+    await wait_for_state(coordinators[0], view["id"], "running")
+    coordinators[0].kill()
+    kept = rows.read_text().splitlines()
+    rows.write_text("\n".join(kept[:-1]) + "\n")
+
+    coordinators.append(Coordinator(nats_server.url))
+    paused = await wait_for_state(coordinators[1], view["id"], "paused")
+    assert "the prompts have changed since the run was created" in paused["reason"]
+    refused = await post(coordinators[1], f"/v1/runs/{view['id']}/resume")
+    assert refused.status_code == 409 and "the prompts have changed" in refused.json()["detail"]
+    rows.unlink()
+    assert len(await stage.work()) == 8, "what was issued is finished and stored meanwhile"
+
+    rows.write_text("\n".join(kept) + "\n")
+    back = await wait_for_state(coordinators[1], view["id"], "running")
+    assert back["reason"] == "the data set is back"
+    while stage.trained < 4:
+        await stage.work()
+        await stage.train()
+    states = [(r.state, r.reason[:20]) for r in await stage.ledger() if isinstance(r, StateChange)]
+    assert [state for state, _ in states] == ["running", "paused", "running", "stopping"]
 
 
 async def test_a_frozen_holder_that_wakes_up_is_refused_and_changes_nothing(
