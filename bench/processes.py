@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from sluice.errors import SluiceError
 
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 STOP_SECONDS = 10.0
 
@@ -31,6 +32,17 @@ def session_cpu_seconds() -> dict[int, float]:
         if fields:
             session = int(fields[3])
             found[session] = found.get(session, 0.0) + sum(map(int, fields[11:15])) / TICKS_A_SECOND
+    return found
+
+
+def session_rss_mib() -> dict[int, float]:
+    """By session: memory that its processes have resident; what they share counts for each."""
+    found: dict[int, float] = {}
+    for folder in Path("/proc").iterdir():
+        fields = _stat(int(folder.name)) if folder.name.isdigit() else []
+        if fields:
+            session = int(fields[3])
+            found[session] = found.get(session, 0.0) + int(fields[21]) * PAGE_BYTES / (1 << 20)
     return found
 
 

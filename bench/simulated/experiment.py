@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ class SimulatedStack:
     client: RunsClient
     bus: Bus
     nats_url: str
+    pids: Mapping[str, int]
+    """By command: `trainer-0`, else as the service."""
 
     async def run(self, spec: RunSpec, seconds: float) -> Facts:
         """Run `spec` to its end, and audit it. Raises: SluiceError: it failed, or the audit found something."""
@@ -60,6 +62,10 @@ class SimulatedStack:
         versions = await self.client.versions(run.id)
         took = (versions[-1].published_at - run.first_issue_at).total_seconds()
         return await self._facts(run.id, took)
+
+    async def issued(self) -> int:
+        """Groups issued so far, over all runs."""
+        return sum(run.counts.issued for run in await self.client.runs())
 
     async def _wait(self, run_id: str, seconds: float) -> RunView:
         async with asyncio.timeout(seconds):
@@ -89,9 +95,9 @@ class SimulatedStack:
 async def simulated_stack(simulation: Simulation, model: Path, folder: Path) -> AsyncIterator[SimulatedStack]:
     """Real services around a simulated engine and trainer; nothing of it is left afterwards but its logs."""
     options = StackOptions(data=folder / "data", model=model, reward_servers=1, change=simulated(simulation))
-    async with services(options, SERVICES, folder / "logs") as (stack, _), RunsClient(stack.api_url) as client:
+    async with services(options, SERVICES, folder / "logs") as (stack, supervisor), RunsClient(stack.api_url) as client:
         bus = await Bus.connect(stack.nats_url, "bench")
         try:
-            yield SimulatedStack(client, bus, stack.nats_url)
+            yield SimulatedStack(client, bus, stack.nats_url, supervisor.pids)
         finally:
             await bus.close()

@@ -14,6 +14,7 @@ import asyncio
 import os
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 from bench.simulated.latency import Latency, parse_latency
@@ -22,6 +23,7 @@ from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.claim import Claim, claim_run, wait_for_run
 from services.trainer.config import TrainerSettings
 from services.trainer.purge import purge
+from services.trainer.sweep import sweep
 from sluice.errors import ConfigError, FencedError, PermanentError, SluiceError, WireError
 from sluice.telemetry import Logger, configure_logging, get_logger, instance_name, serve_metrics
 from sluice.transport.log import FencedLog, follow_stream
@@ -151,6 +153,7 @@ class SimulatedTrainer:
         if floors is not None:
             await purge(self._bus, claim.run_id, floors)
         self._verified = record
+        self._floors = {k: floors for k, floors in self._floors.items() if k >= record.k - 1}
         self._kept = self._store.prune([*self._kept, record], claim.spec.checkpoint)
         self._log.info("checkpoint_stored", k=record.k)
 
@@ -160,9 +163,10 @@ async def serve(settings: TrainerSettings, seconds: Latency) -> None:
     holder, log = instance_name("simulated-trainer"), get_logger("simulated-trainer")
     bus = await Bus.connect(settings.nats_url, holder, settings.nats_deadline_seconds)
     server = serve_metrics(settings.metrics_port, settings.metrics_host, lambda: bool(bus.nc.is_connected))
+    sweeping = partial(sweep, bus, settings.weights_dir, settings.checkpoints_dir, log)
     try:
         while True:
-            run_id, lease = await wait_for_run(bus, holder, settings.lease_seconds)
+            run_id, lease = await wait_for_run(bus, holder, settings.lease_seconds, sweeping)
             try:
                 claim, records = await claim_run(bus, run_id, holder, log)
                 log.info("run_claimed", run_id=run_id, lineage=claim.lineage, k=claim.k)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sluice.transport.queues import Delivery, PromptQueue, fetch_rollouts
+from sluice.transport.queues import Delivery, PromptQueue, fetch_rollouts, queue_depth
 from sluice.types import FinishReason, GroupStatus, PolicyVersion, VerdictKind
 from sluice.wire.codec import encode_prompt
 from tests.rollout.conftest import StartWorker
@@ -151,8 +151,7 @@ async def test_a_worker_takes_no_more_groups_than_it_may_hold_and_refills_slots_
     seen: list[int] = []
 
     async def done() -> bool:
-        info = await stage.bus.js.consumer_info("PROMPTS", f"workers-{stage.run}")
-        seen.append(info.num_ack_pending or 0)
+        seen.append((await queue_depth(stage.bus, stage.run))[1])
         return await stage.prompts_left() == 0
 
     await asyncio.sleep(0.3)
