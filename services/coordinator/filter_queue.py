@@ -252,7 +252,8 @@ class FilterQueue:
         """
         self.groups_seen = max(self.groups_seen, sequence)
         for rollout in group.rollouts:
-            self._rollouts_seen = max(self._rollouts_seen, *rollout.sequences, 0)
+            for stored in rollout.sequences:
+                self._rollouts_seen = max(self._rollouts_seen, stored)
         live, reason = self.live.get(group.n), drop_reason(group, self.rules.filter)
         if live is None or live.group is not None:
             self._books.count_late(group, reason)
