@@ -309,18 +309,15 @@ def _suffix(idempotency_key: str | None) -> str:
 
 def _counts_from_ledger(history: RunHistory) -> CountsView:
     """Counts as of the ledger alone: what has happened to groups since the last batch is not in it."""
-    settled = len(history.trained_in) + len(history.dropped)
+    trained, dropped = history.fates.counts()
     tally = history.last_batch.tally if history.last_batch else None
-    dropped: dict[str, int] = {}
-    for reason in history.dropped.values():
-        dropped[str(reason)] = dropped.get(str(reason), 0) + 1
     return CountsView(
         issued=history.next_n,
-        trained=len(history.trained_in),
-        live=history.next_n - settled,
+        trained=trained,
+        live=history.next_n - trained - sum(dropped.values()),
         scored=tally.scored_groups if tally else 0,
         kept=tally.kept_groups if tally else 0,
-        dropped=dropped,
+        dropped={str(reason): count for reason, count in dropped.items()},
     )
 
 

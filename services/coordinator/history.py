@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from services.coordinator.draws import Draws
+from services.coordinator.fates import Fates
 from sluice.config import RunSpec, parse_run_spec
 from sluice.transport.log import Entry
 from sluice.types import (
     Batch,
     Checkpoint,
     Drop,
-    DropReason,
     Issue,
     LedgerRecord,
     Lineage,
@@ -55,11 +57,12 @@ class RunHistory:
         self.last_batch: Batch | None = None
         self.last_batch_at: datetime | None = None
         self.since_batch: list[Issue | Drop] = []
-        self.issues: list[Issue] = []
+        self.next_n = 0
+        self._issued_at: list[tuple[int, int]] = []
+        """First issue number of each policy version at which groups were issued, with the version's number."""
         self.draws = Draws()
         self.batches: list[BatchView] = []
-        self.trained_in: dict[int, int] = {}
-        self.dropped: dict[int, DropReason] = {}
+        self.fates = Fates()
         self.lineages = 0
         self.restarts = 0
         """Restarts of the trainer since the last checkpoint."""
@@ -89,10 +92,6 @@ class RunHistory:
         return max(self.version_number, self.first_step)
 
     @property
-    def next_n(self) -> int:
-        return self.issues[-1].first + self.issues[-1].count if self.issues else 0
-
-    @property
     def checkpointed(self) -> bool:
         """The newest checkpoint covers every batch."""
         return not self.batches or (bool(self.checkpoints) and self.checkpoints[-1].k >= self.end_step)
@@ -104,11 +103,7 @@ class RunHistory:
 
     def version_of(self, n: int) -> int:
         """Policy version number at which group `n` was issued."""
-        low, high = 0, len(self.issues) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.issues[middle].first <= n else (low, middle - 1)
-        return self.issues[low].version
+        return self._issued_at[bisect_right(self._issued_at, n, key=itemgetter(0)) - 1][1]
 
     def fold_ledger(self, entry: Entry[LedgerRecord]) -> None:
         """Take the next LEDGER record."""
@@ -122,11 +117,12 @@ class RunHistory:
                 self.generation_limit = self.spec.filter.max_generation_batches
             case Issue():
                 self.first_issue_at = self.first_issue_at or entry.time
-                self.issues.append(entry.record)
+                self._fold_issue(entry.record)
                 self.draws.take(entry.record)
                 self.since_batch.append(entry.record)
             case Drop(groups, reason):
-                self.dropped |= dict.fromkeys(groups, reason)
+                for n in groups:
+                    self.fates.drop(n, reason)
                 self.since_batch.append(entry.record)
             case Batch():
                 self._fold_batch(entry.record, entry.time)
@@ -161,6 +157,11 @@ class RunHistory:
                     )
                 )
 
+    def _fold_issue(self, issue: Issue) -> None:
+        self.next_n = issue.first + issue.count
+        if not self._issued_at or self._issued_at[-1][1] != issue.version:
+            self._issued_at.append((issue.first, issue.version))
+
     def _fold_state(self, change: StateChange, time: datetime) -> None:
         self.state, self.reason = change.state, change.reason
         fields = json.loads(change.fields_json or "{}")
@@ -176,8 +177,9 @@ class RunHistory:
         since = self.last_batch_at or began
         self.batches.append(_batch_view(batch, before, (time - began).total_seconds(), (time - since).total_seconds()))
         self.last_batch_at = time
-        self.trained_in |= dict.fromkeys((entry.n for entry in batch.groups), batch.k)
-        self.dropped |= dict(batch.dropped)
+        self.fates.train((entry.n for entry in batch.groups), batch.k)
+        for n, reason in batch.dropped:
+            self.fates.drop(n, reason)
         self.last_batch, self.since_batch = batch, []
         self.last_progress_at = time
 
