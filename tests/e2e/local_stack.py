@@ -38,6 +38,11 @@ class LocalStack:
     def state(self) -> StackState:
         return StackState.model_validate_json(self._file.read_text(encoding="utf-8"))
 
+    @property
+    def data(self) -> Path:
+        """SLUICE_DATA_DIR of its services."""
+        return self._file.parent / "data"
+
     def kill(self, command: str, number: int = signal.SIGKILL) -> int:
         """Send a signal to one process of the stack; returns its pid."""
         pid = self.state.pids[command]
@@ -95,13 +100,21 @@ def _wait_until_healthy(up: subprocess.Popen[bytes], log: Path) -> None:
     raise TimeoutError(f"not healthy after {START_SECONDS} s: {log.read_text()}")
 
 
-def tiny(**changes: Any) -> RunSpec:
-    """configs/tiny.toml with `section__field=value` changes."""
+def tiny(evaluation: dict[str, Any] | None = None, **changes: Any) -> RunSpec:
+    """configs/tiny.toml with `section__field=value` changes, and an `[evaluation]` section if it is given."""
     fields = load_run_spec(ROOT / "configs" / "tiny.toml").model_dump(mode="json")
+    fields["evaluation"] |= evaluation or {}
     for path, value in changes.items():
         section, field = path.split("__")
         fields[section][field] = value
     return parse_run_spec(fields)
+
+
+def addition(**settings: Any) -> dict[str, Any]:
+    """An `[evaluation]` section on the sums of the tiny model, with settings of its own."""
+    files = ["configs/data/tiny_addition.jsonl"]
+    limit = settings.pop("limit", 32)
+    return {"sets": [{"name": "addition", "files": files, "limit": limit}], "samples": 8} | settings
 
 
 async def wait_for(client: RunsClient, run_id: str, *states: RunState, seconds: float = 240) -> RunView:

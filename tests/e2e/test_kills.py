@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
+from sluice.client import RunsClient
 from sluice.types import RunState
-from tests.e2e.local_stack import LocalStack, assert_clean, local_stack, tiny, wait_for, wait_for_steps
+from sluice.views import EventView
+from tests.e2e.local_stack import LocalStack, addition, assert_clean, local_stack, tiny, wait_for, wait_for_steps
 
 pytestmark = [pytest.mark.usefixtures("tiny_model"), pytest.mark.timeout(400)]
 
@@ -19,17 +22,43 @@ def stack() -> Iterator[LocalStack]:
 
 
 async def test_killing_every_kind_of_service_in_turn_loses_nothing_and_trains_nothing_twice(stack: LocalStack) -> None:
+    section = addition(samples=16, limit=100, every_steps=30, deadline_seconds=200)
     async with stack.client() as client:
-        run = await client.create(tiny(trainer__total_steps=60, checkpoint__interval=4))
+        run = await client.create(tiny(section, trainer__total_steps=60, checkpoint__interval=4))
+        await kill_in_mid_evaluation(stack, client)
         steps = 2
-        for command in ("rollout-0", "reward-0", "engine-1", "trainer-0", "coordinator"):
+        for command in ("reward-0", "engine-1", "trainer-0", "coordinator"):
             run = await wait_for_steps(client, run.id, steps)
             steps = run.training_steps + 2
             pid = stack.kill(command)
             await stack.wait_until_restarted(command, pid)
         final = await wait_for(client, run.id, RunState.SUCCEEDED, seconds=300)
+        evaluations = await client.evaluations(run.id)
+        events = [event async for event in client.events(run.id)]
     audit = stack.audit(run.id)
     assert final.training_steps == 60
     assert_clean(audit, trained=60 * 16)
     assert audit["lineages"] >= 2, "the trainer came back under the next lineage"
     assert max(int(staleness) for staleness in audit["staleness_histogram"]) <= 1
+    assert [(e.number, e.state, e.reason) for e in evaluations] == [(n, "finished", "") for n in (0, 30, 60)]
+    for evaluation in evaluations:
+        view = evaluation.sets["addition"]
+        assert (view.all.problems, view.all.samples, view.all.failed) == (100, 1600, {})
+        assert view.weights.startswith(evaluation.version)
+    assert steps_during_evaluation(events, "v0.1") >= 1, "training went on while v0 was evaluated, and its worker died"
+
+
+async def kill_in_mid_evaluation(stack: LocalStack, client: RunsClient) -> None:
+    """kill -9 of the worker that is reserved, once it has answered some prompts and others are in its hands."""
+    async with asyncio.timeout(60):
+        while not (reserved := [worker.name for worker in await client.workers() if worker.evaluating]):
+            await asyncio.sleep(0.1)
+    (name,) = reserved
+    pid = stack.kill(name)
+    await stack.wait_until_restarted(name, pid)
+
+
+def steps_during_evaluation(events: list[EventView], version: str) -> int:
+    """Training steps between the begin and the end of an evaluation."""
+    told = [event.fields.get("state") if event.fields.get("version") == version else event.kind for event in events]
+    return told[told.index("running") : told.index("finished")].count("step")

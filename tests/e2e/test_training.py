@@ -14,7 +14,7 @@ from sluice.transport.log import ledger_log, trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import Issue, RunState, Version
 from sluice.views import RunAction
-from tests.e2e.local_stack import LocalStack, assert_clean, local_stack, tiny, wait_for, wait_for_steps
+from tests.e2e.local_stack import LocalStack, addition, assert_clean, local_stack, tiny, wait_for, wait_for_steps
 
 pytestmark = [pytest.mark.usefixtures("tiny_model"), pytest.mark.timeout(400)]
 
@@ -25,17 +25,32 @@ def stack() -> Iterator[LocalStack]:
         yield running
 
 
-async def test_the_reward_over_all_sampled_groups_rises(stack: LocalStack) -> None:
+async def test_the_reward_over_all_sampled_groups_rises_and_so_does_an_evaluation(stack: LocalStack) -> None:
     async with stack.client() as client:
-        run = await client.create(tiny(trainer__total_steps=40))
+        run = await client.create(tiny(addition(), trainer__total_steps=40))
         final = await wait_for(client, run.id, RunState.SUCCEEDED, RunState.FAILED)
         steps = await client.steps(run.id)
+        before, after = await client.evaluations(run.id)
+        events = [event async for event in client.events(run.id)]
     assert final.state is RunState.SUCCEEDED
     rewards = [step.batch.reward_mean or 0.0 for step in steps]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.08
     assert [step.step for step in steps] == list(range(40))
     assert all(step.training is not None and step.training.groups == 16 for step in steps)
     assert_clean(stack.audit(run.id), trained=40 * 16)
+    assert [(e.number, e.version, e.state) for e in (before, after)] == [
+        (0, "v0.1", "finished"),
+        (40, "v40.1", "finished"),
+    ]
+    assert after.scores["addition/avg@8"] > before.scores["addition/avg@8"] + 0.08
+    told = [event.fields.get("state") for event in events if event.kind == "evaluation"]
+    assert "generation_paused" in told, "its only worker is reserved"
+    for evaluation in (before, after):
+        folder = stack.data / "evaluations" / run.id / evaluation.version / "addition"
+        assert json.loads((folder / "summary.json").read_text()) == evaluation.sets["addition"].model_dump(mode="json")
+        samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        assert {(s["problem"], s["sample"]) for s in samples} == {(p, i) for p in range(32) for i in range(8)}
+        assert {s["weight_version"] for s in samples} == {evaluation.version}
 
 
 async def test_on_policy_runs_generate_nothing_while_the_trainer_holds_the_batch(stack: LocalStack) -> None:
