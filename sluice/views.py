@@ -234,6 +234,14 @@ class StepView(View):
     training: TrainingView | None = None
 
 
+class SpanView(View):
+    """Response tokens [start, end) were sampled from this policy version."""
+
+    version: str
+    start: int
+    end: int
+
+
 class RolloutView(View):
     """One rollout of a group; reward = score + shaping."""
 
@@ -245,6 +253,7 @@ class RolloutView(View):
     finish_reason: str
     oldest_version: str
     newest_version: str
+    spans: tuple[SpanView, ...] = Field((), description="Which tokens each version sampled.")
     content_hash: str = ""
     sequences: tuple[int, ...] = ()
     text: str | None = Field(None, description="The response, while its rollout is retained.")
@@ -266,7 +275,10 @@ class GroupView(View):
 class GroupDetailView(GroupView):
     """Group n with its provenance."""
 
-    index: int | None = Field(None, description="Row of the data set.")
+    update: int | None = Field(None, description="Which optimizer update of one pass over its batch had it, from 0.")
+    seed: int | None = Field(None, description="Seed of its sampling.")
+    draw: int | None = Field(None, description="Which draw of the data order it took.")
+    index: int | None = Field(None, description="Row of the data set; absent, as its texts are, once that is gone.")
     epoch: int | None = None
     prompt: str | None = None
     ground_truth: str | None = None

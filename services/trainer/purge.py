@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice.transport.archive import archive_groups
 from sluice.transport.nats import Bus
 from sluice.types import Floors
 from sluice.wire import subjects
@@ -10,7 +11,12 @@ NEARLY_FULL = 0.75
 
 
 async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
-    """Remove this run's messages up to the floors, which nothing that may still be replayed lies below."""
+    """Remove this run's messages up to the floors, which nothing that may still be replayed lies below.
+
+    Groups are archived first: what became of each can be asked until the run is deleted.
+    """
+    if floors.groups:
+        await archive_groups(bus, run_id, floors.groups)
     for stream, subject, floor in (
         (subjects.GROUPS, subjects.groups(run_id), floors.groups),
         (subjects.ROLLOUTS, subjects.rollouts(run_id), floors.rollouts),
