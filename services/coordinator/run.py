@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from services.coordinator.board import StatusBoard
@@ -28,7 +28,7 @@ from sluice.transport.queues import (
     delete_prompts,
     pending_prompts,
     publish_event,
-    publish_prompt,
+    publish_prompts,
     read_groups,
 )
 from sluice.types import (
@@ -48,7 +48,7 @@ from sluice.types import (
 from sluice.views import WaitView
 from sluice.wire import subjects
 
-PARALLEL_PUBLISHES = 32
+PUBLISHED_TOGETHER = 64
 REMIND_SECONDS = 30.0
 """A wait that lasts is in the log after this long, however far off its deadline is."""
 
@@ -157,14 +157,10 @@ class Run:
         await self.publish_prompts(numbers)
 
     async def publish_prompts(self, numbers: Iterable[int]) -> None:
-        """Offer prompts to the workers, a few at a time."""
-        room = asyncio.Semaphore(PARALLEL_PUBLISHES)
-
-        async def publish(n: int) -> None:
-            async with room:
-                await publish_prompt(self.bus, self.supply.prompt(n))
-
-        await asyncio.gather(*(publish(n) for n in numbers))
+        """Offer prompts to the workers, some at a time."""
+        rest = iter(numbers)
+        while part := list(islice(rest, PUBLISHED_TOGETHER)):
+            await publish_prompts(self.bus, map(self.supply.prompt, part))
 
     async def drop(self, drop: Drop) -> None:
         await self.append(drop)
