@@ -22,6 +22,8 @@ from sluice.types import Checkpoint
 from sluice.wire.checkpoint import LEDGER_FILE, MANIFEST_FILE, checksum, pack_ledger
 
 FORMAT = 1
+ENGINE_FOLDER = "engine"
+"""In a checkpoint: what DeepSpeed wrote, in the form of this number of ranks or in the universal one."""
 UNIVERSAL_SUFFIX = ".universal"
 """Of the folder beside a checkpoint that holds its universal form."""
 READ_BYTES = 8 << 20

@@ -13,8 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.trainer.checkpoint import FORMAT, UNIVERSAL_SUFFIX, facts_of_files, make_durable
-from services.trainer.zero import ENGINE_FOLDER
+from services.trainer.checkpoint import ENGINE_FOLDER, FORMAT, UNIVERSAL_SUFFIX, facts_of_files, make_durable
 from sluice.errors import PermanentError
 from sluice.telemetry import Logger
 from sluice.types import Checkpoint

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from services.trainer.checkpoint import ENGINE_FOLDER
 from services.trainer.packing import MicroBatch
 from services.trainer.policy import Policy
 from services.trainer.ranks import Ranks, cuda_device
@@ -22,7 +23,6 @@ from services.trainer.sharding import MIN_LOSS_SCALE, deepspeed_config
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 
-ENGINE_FOLDER = "engine"
 GATHER_BYTES = 128 << 20
 """Parameters gathered at a time when weights are published."""
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay")
