@@ -1,108 +1,216 @@
-"""One optimizer update of the trainer on the same sampled batch: what its rows and what DeepSpeed cost or save.
+"""One optimizer update on the same rollouts of mixed length: Sluice's trainer, TRL's, and a plain padded loop.
 
-Rows: `shared` computes common beginnings once, `packed` puts whole sequences side by side under a block mask, `padded`
-is the usual loop with one row a response. Optimizers: DeepSpeed with one rank at ZeRO stage 3 or 1 (the trainer refuses
-stage 0, which would train without float32 masters), or plain torch; all with float32 masters and AdamW. Each turn is a
-process of its own, with one thread and the stack's allocator settings, and its first update is not counted.
+The rollouts are sampled first, by the policy itself: `--groups` prompts of the run's data with `--group-size` responses
+each, whose lengths are log-normal between `--shortest` and `--longest`. Then the sides take turns, each turn a process
+of its own with the stack's allocator settings:
+
+  TRL             GRPOTrainer with the loss "dapo" on the given rollouts, `--rows` at a time (needs its environment,
+                  which is made once in artifacts/bench/trl-venv, 1.2 GB; not with --quick)
+  padded loop     transformers and AdamW, `--rows` responses at a time, padded to the longest of them
+  Sluice          the trainer's own rows, which compute common beginnings once, on DeepSpeed ZeRO-3
+  Sluice, 1 core  the same on one core, beside which stand ...
+  torch, 1 core   ... the same rows on plain torch: what ZeRO-3 costs on a single rank
+  2 ranks         and two ranks of one core each: what a second rank gains on two free cores
+
+The first three have as many threads as the machine has cores. All train the same loss with AdamW and float32 masters;
+loss and gradient norm show that they do. A turn updates twice: on the same rollouts cut to a quarter of the longest,
+which is not counted, then on all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from bench.harness import Measured, Report, Side, Spread, figures_of, ratio, run_benchmark, take_turns
+from bench.against_trl import TRL_ENVIRONMENT, VENV, prepare_environment
+from bench.harness import ROOT, Measured, Report, Side, Spread, figures_of, ratio, run_benchmark, take_turns
+from bench.mixed_lengths import Mix, SampledGroup, cut, response_tokens
 from bench.processes import Peer
-from bench.sampled_batch import SampledGroup, sample_batch
 from sluice.cli.resolve import resolve
 from sluice.config import RunSpec
+from sluice.errors import SluiceError
 from sluice.local.ports import LOOPBACK, free_ports
 from sluice.local.stack import TORCH_ENVIRONMENT
 
 NAME = "train"
-SIDES = {
-    "shared, ZeRO-3": ("shared", "3"),
-    "shared, ZeRO-1": ("shared", "1"),
-    "shared, torch": ("shared", "torch"),
-    "packed, ZeRO-3": ("packed", "3"),
-    "padded, torch": ("padded", "torch"),
+UNCOUNTED_PART = 4
+"""Of the longest response: what the first update of a turn trains of each."""
+Ask = Callable[[Any], Awaitable[Any]]
+ENVIRONMENT = {
+    **TORCH_ENVIRONMENT,
+    "MASTER_ADDR": LOOPBACK,
+    "HF_HUB_OFFLINE": "1",
+    # Without these, importing DeepSpeed would look for accelerators and load torch's compiler.
+    "DS_ACCELERATOR": "cpu",
+    "TORCHDYNAMO_DISABLE": "1",
 }
-RATIOS = (
-    ("padded, torch", "shared, ZeRO-3"),
-    ("packed, ZeRO-3", "shared, ZeRO-3"),
-    ("padded, torch", "shared, torch"),
-    ("shared, ZeRO-3", "shared, torch"),
-    ("shared, ZeRO-1", "shared, torch"),
+QUICK = {
+    "run_file": Path("configs/tiny.toml"),
+    "groups": 4,
+    "group_size": 4,
+    "shortest": 2,
+    "longest": 16,
+    "budget": 64,
+    "rounds": 1,
+    "threads": 1,
+    "without_trl": True,
+}
+TRAINER: Mapping[str, Mapping[str, Any]] = {
+    "Sluice": {"ranks": 1, "torch": False},
+    "Sluice, 1 core": {"ranks": 1, "torch": False, "threads": 1},
+    "torch, 1 core": {"ranks": 1, "torch": True, "threads": 1},
+    "2 ranks": {"ranks": 2, "torch": False, "threads": 1},
+}
+QUOTIENTS = (
+    ("speed, Sluice / TRL", "tokens / s", "Sluice", "TRL"),
+    ("speed, Sluice / padded loop", "tokens / s", "Sluice", "padded loop"),
+    ("memory, Sluice / TRL", "peak RSS MiB", "Sluice", "TRL"),
+    ("memory, Sluice / padded loop", "peak RSS MiB", "Sluice", "padded loop"),
+    ("CPU-s, ZeRO-3 / torch", "CPU-s", "Sluice, 1 core", "torch, 1 core"),
+    ("speed, 2 ranks / 1 core", "tokens / s", "2 ranks", "Sluice, 1 core"),
 )
-"""Which side is divided by which."""
 READING = (
-    "Lower is better. Loss and gradient norm of all sides agree but for rounding: they do the same work. "
-    "tokens computed: what goes through the model, padding included."
+    "tokens / s: response tokens; prompts are on top. tokens computed: what went through the model, padding included. "
+    "CPU-s and peak RSS of 2 ranks: of both together. Loss and gradient norm agree but for rounding."
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run-file", type=Path, default=Path("configs/demo.toml"), help="model, data and batch")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each side that count")
+    parser.add_argument("--run-file", type=Path, default=Path("configs/gsm8k_smollm2.toml"), help="model and prompts")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each side (default 2)")
+    parser.add_argument("--groups", type=int, default=4, help="prompts (default 4)")
+    parser.add_argument("--group-size", type=int, default=6, help="responses to each prompt (default 6)")
+    parser.add_argument("--shortest", type=int, default=16, help="response tokens (default 16)")
+    parser.add_argument("--longest", type=int, default=512, help="response tokens (default 512)")
+    parser.add_argument(
+        "--rows", type=int, default=4, help="responses in a micro-batch of TRL and the loop (default 4)"
+    )
+    parser.add_argument("--budget", type=int, default=1024, help="tokens in a micro-batch of Sluice (default 1024)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of all sides but the last three")
+    parser.add_argument("--without-trl", action="store_true", help="leave TRL out")
     run_benchmark(NAME, parser, measure)
 
 
 async def measure(arguments: argparse.Namespace) -> Report:
-    """All sides, with the batch sampled first."""
-    file, rounds = (Path("configs/tiny.toml"), 1) if arguments.quick else (arguments.run_file, arguments.rounds)
-    spec = resolve(file, ["trainer.updates_per_step=1", "algorithm.proximal=bypass"])
-    folder: Path = arguments.output / "train-stack"
-    peer = await Peer.start("bench.train_side", _environment(), folder / "logs" / "sides.log")
+    """Sample, then all sides in turns."""
+    if arguments.quick:
+        arguments = argparse.Namespace(**{**vars(arguments), **QUICK})
+    spec, folder = _spec(arguments), arguments.output / "train-sides"
+    folder.mkdir(exist_ok=True)
+    if not arguments.without_trl:
+        prepare_environment(ROOT / VENV)
+    async with _peer("bench.train_side", folder) as trainer, _peer("bench.padded_loop", folder) as loop:
+        mix = Mix(arguments.groups, arguments.group_size, arguments.shortest, arguments.longest)
+        fields = {"spec": spec.model_dump(mode="json"), "threads": arguments.threads, "hyper": _hyperparameters(spec)}
+        groups = await trainer.ask({**fields, "mix": asdict(mix)})
+        plain = {**fields, "model": spec.model.path, "dtype": spec.model.trainer_dtype, "rows": arguments.rows}
+        asked: dict[str, tuple[Ask, Mapping[str, Any]]] = {
+            "TRL": (_trl(folder), {**plain, "output": str(folder / "trl")}),
+            "padded loop": (loop.ask, plain),
+            **{name: (trainer.ask, {**fields, **side}) for name, side in TRAINER.items()},
+        }
+        if arguments.without_trl:
+            del asked["TRL"]
+        sides = {name: _side(ask, request, groups) for name, (ask, request) in asked.items()}
+        found = await take_turns(sides, arguments.rounds, warm_up=False)
+    return Report(_settings(arguments, spec, groups), figures_of(found), _ratios(found), READING)
+
+
+@asynccontextmanager
+async def _peer(module: str, folder: Path) -> AsyncIterator[Peer]:
+    peer = await Peer.start(module, ENVIRONMENT, folder / f"{module}.log")
     try:
-        batch, _ = await asyncio.gather(sample_batch(spec, folder), peer.ask(None))
-        sides = {name: _side(peer, spec, batch, rows, optimizer) for name, (rows, optimizer) in SIDES.items()}
-        found = await take_turns(sides, rounds, warm_up=False)
+        await peer.ask(None)
+        yield peer
     finally:
         await peer.stop()
-    lengths = [len(tokens) for group in batch for tokens in group["tokens"]]
-    settings = {
-        "run_file": str(file),
+
+
+def _spec(arguments: argparse.Namespace) -> RunSpec:
+    """One update a step, anchored at its own policy, as TRL anchors it."""
+    return resolve(
+        arguments.run_file,
+        [
+            "trainer.updates_per_step=1",
+            f"trainer.prompts_per_step={arguments.groups}",
+            f"rollout.group_size={arguments.group_size}",
+            f"rollout.max_response_length={arguments.longest}",
+            f"trainer.max_tokens_per_micro_batch={arguments.budget}",
+            "reward.overlong_buffer=0",
+            "algorithm.proximal=recompute",
+            "algorithm.importance_weight_cap=none",
+        ],
+    )
+
+
+def _hyperparameters(spec: RunSpec) -> dict[str, float]:
+    return {
+        "lr": spec.optim.lr,
+        "weight_decay": spec.optim.weight_decay,
+        "grad_clip": spec.optim.grad_clip,
+        "clip_low": spec.algorithm.clip_ratio_low,
+        "clip_high": spec.algorithm.clip_ratio_high,
+    }
+
+
+def _side(ask: Ask, request: Mapping[str, Any], groups: Sequence[SampledGroup]) -> Side:
+    longest = max(len(tokens) for group in groups for tokens in group["tokens"])
+    batches = {"uncounted": cut(groups, longest // UNCOUNTED_PART), "groups": groups}
+
+    async def turn() -> Measured:
+        measured: dict[str, float] = await ask({**request, **batches, "port": free_ports(1)[0]})
+        return {"tokens / s": response_tokens(groups) / measured["seconds"], **measured}
+
+    return turn
+
+
+def _trl(folder: Path) -> Ask:
+    """A process of TRL's environment for each turn."""
+
+    async def ask(request: Mapping[str, Any]) -> Any:
+        settings, result, log = (folder / name for name in ("trl-settings.json", "trl-result.json", "trl.log"))
+        settings.write_text(json.dumps(request), encoding="utf-8")
+        # -P: the folder of the script has modules of its own, and must not stand before TRL's.
+        command = (ROOT / VENV / "bin/python", "-P", "bench/trl_step.py", settings, result)
+        environment = {**os.environ, **TRL_ENVIRONMENT, "OMP_NUM_THREADS": str(request["threads"])}
+        with log.open("wb") as said:
+            process = await asyncio.create_subprocess_exec(*command, stdout=said, stderr=said, env=environment)
+            code = await process.wait()
+        if code:
+            raise SluiceError(f"TRL ended with code {code}; see {log}")
+        return json.loads(result.read_text(encoding="utf-8"))
+
+    return ask
+
+
+def _settings(arguments: argparse.Namespace, spec: RunSpec, groups: Sequence[SampledGroup]) -> dict[str, Any]:
+    lengths = [len(tokens) for group in groups for tokens in group["tokens"]]
+    chosen = ("rounds", "groups", "group_size", "shortest", "longest", "rows", "budget", "threads")
+    return {
+        **{name: getattr(arguments, name) for name in chosen},
+        "run_file": str(arguments.run_file),
         "model": spec.model.path,
         "dtype": spec.model.trainer_dtype,
-        "rounds": rounds,
-        "groups": len(batch),
-        "rollouts": len(lengths),
-        "prompt_tokens": sum(len(group["prompt"]) * len(group["tokens"]) for group in batch),
+        "prompt_tokens": sum(len(group["prompt"]) * len(group["tokens"]) for group in groups),
         "response_tokens": sum(lengths),
-        "max_tokens_per_micro_batch": spec.trainer.max_tokens_per_micro_batch,
-        "threads": 1,
+        "longest_response": max(lengths),
     }
-    return Report(settings, figures_of(found), _ratios(found), READING)
 
 
 def _ratios(found: Mapping[str, Sequence[Measured]]) -> dict[str, Spread]:
     return {
-        f"({above}) / ({below}), {figure}": ratio(found[above], found[below], figure)
-        for above, below in RATIOS
-        for figure in ("CPU-s", "seconds", "peak RSS MiB")
+        name: ratio(found[above], found[below], figure)
+        for name, figure, above, below in QUOTIENTS
+        if above in found and below in found
     }
-
-
-def _environment() -> dict[str, str]:
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK}
-    # Without the last two, importing DeepSpeed would look for accelerators and load torch's compiler.
-    return {**TORCH_ENVIRONMENT, **rank, "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
-
-
-def _side(peer: Peer, spec: RunSpec, batch: list[SampledGroup], rows: str, optimizer: str) -> Side:
-    fields = spec.model_dump(mode="json")
-    fields["trainer"]["prefix_sharing"] = rows == "shared"
-    fields["trainer"]["zero_stage"] = 1 if optimizer == "torch" else int(optimizer)
-
-    async def turn() -> Measured:
-        request = {"spec": fields, "groups": batch, "rows": rows, "optimizer": optimizer, "port": free_ports(1)[0]}
-        measured: Measured = await peer.ask(request)
-        return measured
-
-    return turn
 
 
 if __name__ == "__main__":

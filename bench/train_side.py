@@ -1,49 +1,43 @@
-"""The sides of the training benchmark: the same batch as rows of one kind, by one optimizer."""
+"""The sides of the training benchmark that are the trainer itself; each turn in one process a rank."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.processes import peak_rss_mib, serve
-from bench.sampled_batch import SampledGroup
+from bench.children import in_children
+from bench.mixed_batch import sample_batch
+from bench.mixed_lengths import Mix, SampledGroup
+from bench.padded_loop import Hyperparameters, Masters, Update, measured_turn
+from bench.processes import serve
+from services.trainer.assignment import share_out
 from services.trainer.forest import Response
 from services.trainer.learner import Learner
 from services.trainer.packing import MicroBatch, pack
-from services.trainer.policy import DTYPES, load_policy, packing_limits, without_dropout
+from services.trainer.policy import load_policy, packing_limits
 from services.trainer.ranks import Ranks
 from services.trainer.zero import ZeroEngine, join_ranks
 from sluice.algorithms.advantages import group_advantages
-from sluice.algorithms.aggregation import count_denominators, token_weight
-from sluice.algorithms.losses import ClipRange, dapo_token_loss
 from sluice.config import RunSpec, parse_run_spec
+from sluice.types import BatchGroup, FinishReason, PolicyVersion, RolloutSummary, VerdictKind
 
 CPU = torch.device("cpu")
-Step = Callable[[], tuple[float, float]]
-"""One optimizer update; returns loss and gradient norm."""
+JOIN_SECONDS = 120.0
+ADDED = ("CPU-s", "peak RSS MiB", "tokens computed")
+"""Figures of ranks that add up; of the others the largest counts."""
 
 
 class TorchEngine:
     """What ZeroEngine does, in plain torch: the same float32 masters, accumulation and AdamW, without DeepSpeed."""
 
-    def __init__(self, policy: nn.Module, spec: RunSpec) -> None:
+    def __init__(self, policy: nn.Module, hyper: Hyperparameters) -> None:
         self.device = CPU
-        self._policy, self._clip = policy, spec.optim.grad_clip
-        self._weights = list(policy.parameters())
-        self._masters = [weight.detach().float().clone() for weight in self._weights]
-        optim = spec.optim
-        self._optimizer = torch.optim.AdamW(
-            self._masters, optim.lr, optim.betas, optim.eps, optim.weight_decay, fused=True
-        )
+        self._policy = policy
+        self._masters = Masters(policy, hyper)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         logp, entropy = self._policy(batch)
@@ -52,177 +46,88 @@ class TorchEngine:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add a micro-batch's gradient to the masters'."""
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        for weight, master in zip(self._weights, self._masters, strict=True):
-            assert weight.grad is not None
-            gradient = weight.grad.float()
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            weight.grad = None
+        self._masters.accumulate()
 
     def step(self, lr: float) -> float:
-        """One optimizer update; returns the gradient norm before clipping."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        norm = nn.utils.clip_grad_norm_(self._masters, self._clip)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        with torch.no_grad():
-            for weight, master in zip(self._weights, self._masters, strict=True):
-                weight.copy_(master)
-        return float(norm)
+        """One optimizer update, at the rate of its masters; returns the gradient norm before clipping."""
+        return self._masters.update()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PaddedRows:
-    """Rows [R, P + T]: prompts padded on the left to P, responses on the right to T; the loss's columns are [R, T]."""
-
-    input_ids: Tensor
-    attention: Tensor
-    trained: Tensor
-    behaviour: Tensor
-    advantages: Tensor
-    weights: Tensor
-
-
-def begin(setup: None) -> Callable[[dict[str, Any]], dict[str, float]]:
-    """Import what all sides need; each request then is one turn of a side, in a child that takes its memory with it.
-
-    Together the sides would need some 30 GB.
-    """
+def begin(setup: None) -> Callable[[dict[str, Any]], Any]:
+    """Import what all turns need; each is taken by children, for together they would need some 20 GB."""
     import deepspeed  # noqa: F401  # slow; here once for all children
 
-    def answer(request: dict[str, Any]) -> dict[str, float]:
-        with ProcessPoolExecutor(1, get_context("fork")) as child:
-            return child.submit(take_turn, parse_run_spec(request["spec"]), request).result()
+    def answer(request: dict[str, Any]) -> Any:
+        if "mix" in request:
+            return in_children(sample, [request])[0]
+        found = in_children(take_turn, [{**request, "rank": rank} for rank in range(request["ranks"])])
+        return {
+            name: sum(one[name] for one in found) if name in ADDED else max(one[name] for one in found)
+            for name in found[0]
+        }
 
     return answer
 
 
-def take_turn(spec: RunSpec, request: Mapping[str, Any]) -> dict[str, float]:
-    """Load the model and lay out the batch; one optimizer update that is not counted, and one that is."""
-    torch.set_num_threads(1)
+def sample(request: Mapping[str, Any]) -> list[SampledGroup]:
+    """The batch that all sides train."""
+    return sample_batch(parse_run_spec(request["spec"]), Mix(**request["mix"]), request["threads"])
+
+
+def take_turn(request: dict[str, Any]) -> dict[str, float]:
+    """One rank's turn: on DeepSpeed, or with `torch` on plain torch."""
+    torch.set_num_threads(request["threads"])
+    fields = request["spec"]
+    if request["torch"]:
+        fields["trainer"]["zero_stage"] = 0  # else the model would be loaded into shards
+    return measured_turn(_trainer(parse_run_spec(fields), request), request)
+
+
+def _trainer(spec: RunSpec, request: Mapping[str, Any]) -> Update:
+    """The trainer's own rows and learner."""
+    rank, world_size, on_deepspeed = request["rank"], request["ranks"], not request["torch"]
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ["MASTER_PORT"] = str(request["port"])
-    groups = responses_of(request["groups"], spec)
-    packed = request["rows"] != "padded"
-    step, computed = _packed(spec, groups, request["optimizer"]) if packed else _padded(spec, groups)
-    loss, norm = step()
-    begin_seconds, begin_cpu = time.monotonic(), time.process_time()
-    step()
-    return {
-        "seconds": time.monotonic() - begin_seconds,
-        "CPU-s": time.process_time() - begin_cpu,
-        "peak RSS MiB": peak_rss_mib(),
-        "tokens computed": computed,
-        "loss": loss,
-        "grad norm": norm,
-    }
-
-
-def responses_of(groups: Sequence[SampledGroup], spec: RunSpec) -> list[list[Response]]:
-    """The sampled groups as the trainer would train them."""
-    return [
-        [
-            Response(tuple(group["prompt"]), tuple(tokens), tuple(logprobs), advantage, n)
-            for tokens, logprobs, advantage in zip(
-                group["tokens"],
-                group["logprobs"],
-                group_advantages(group["rewards"], spec.algorithm.norm_adv_by_std),
-                strict=True,
-            )
-        ]
-        for n, group in enumerate(groups)
-    ]
-
-
-def _packed(spec: RunSpec, groups: list[list[Response]], optimizer: str) -> tuple[Step, int]:
-    """The trainer's own rows and learner, on DeepSpeed or on plain torch."""
-    on_deepspeed = optimizer != "torch"
-    ranks = join_ranks(0, 1, False, 60.0) if on_deepspeed else Ranks(0, 1)
+    ranks = join_ranks(rank, world_size, False, JOIN_SECONDS) if on_deepspeed else Ranks(0, 1)
     policy = load_policy(spec)
-    micro_batches = pack(groups, packing_limits(policy, spec))
+    limits = packing_limits(policy, spec)
     # Learner asks no more of its engine than TorchEngine has, with one optimizer update a step.
-    engine = ZeroEngine(policy, spec, CPU) if on_deepspeed else cast(ZeroEngine, TorchEngine(policy, spec))
+    engine = (
+        ZeroEngine(policy, spec, CPU)
+        if on_deepspeed
+        else cast(ZeroEngine, TorchEngine(policy, Hyperparameters(**request["hyper"])))
+    )
     learner = Learner(engine, ranks, spec)
 
-    def step() -> tuple[float, float]:
+    def update(groups: Sequence[SampledGroup]) -> tuple[float, float, int]:
+        micro_batches = pack(share_of(groups, spec, rank, world_size), limits)
         outcome = learner.train([micro_batches], lambda _: spec.optim.lr)
-        return outcome.sums.loss, outcome.grad_norms[0]
+        return outcome.sums.loss, outcome.grad_norms[0], sum(micro_batch.size for micro_batch in micro_batches)
 
-    return step, sum(micro_batch.size for micro_batch in micro_batches)
+    return update
 
 
-def _padded(spec: RunSpec, groups: list[list[Response]]) -> tuple[Step, int]:
-    """The usual loop: one padded row a response, logits of all response positions, torch's own log-softmax."""
-    config: Any = AutoConfig.from_pretrained(spec.model.path)
-    without_dropout(config)
-    dtype = DTYPES[spec.model.trainer_dtype]
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        spec.model.path, config=config, dtype=dtype, attn_implementation=spec.model.attention
+def share_of(groups: Sequence[SampledGroup], spec: RunSpec, rank: int, world_size: int) -> list[list[Response]]:
+    """What a rank trains of the sampled groups, as the trainer shares them out."""
+    shares = share_out([_as_recorded(n, group) for n, group in enumerate(groups)], world_size)
+    return [_responses(recorded.n, groups[recorded.n], spec) for recorded in shares[rank]]
+
+
+def _as_recorded(n: int, group: SampledGroup) -> BatchGroup:
+    version = PolicyVersion(0, 1)
+    rollouts = tuple(
+        RolloutSummary(
+            (), b"", VerdictKind.SCORED, reward, reward, 0.0, len(tokens), FinishReason.STOP, version, version
+        )
+        for tokens, reward in zip(group["tokens"], group["rewards"], strict=True)
     )
-    model.train()
-    engine = TorchEngine(model, spec)
-    algorithm = spec.algorithm
-    clip = ClipRange(algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c)
-    rows = padded_rows([response for group in groups for response in group], spec)
-
-    def step() -> tuple[float, float]:
-        total = 0.0
-        for at, row in enumerate(rows, start=1):
-            loss = _padded_loss(model, row, clip)
-            engine.backward(loss, last=at == len(rows))
-            total += float(loss.detach())
-        return total, engine.step(spec.optim.lr)
-
-    return step, sum(row.input_ids.numel() for row in rows)
+    return BatchGroup(n, "", 0, 0, rollouts)
 
 
-def _padded_loss(model: Any, rows: PaddedRows, clip: ClipRange) -> Tensor:
-    length = rows.trained.shape[1]
-    positions = (rows.attention.cumsum(1) - 1).clamp(min=0)
-    logits = model(
-        input_ids=rows.input_ids,
-        attention_mask=rows.attention,
-        position_ids=positions,
-        use_cache=False,
-        logits_to_keep=length + 1,
-    ).logits[:, :-1]
-    targets = rows.input_ids[:, -length:].unsqueeze(2)
-    logp = logits.float().log_softmax(-1).gather(2, targets).squeeze(2)
-    chosen = rows.trained
-    token = dapo_token_loss(logp[chosen], rows.behaviour[chosen], rows.advantages[chosen], clip)
-    return (token.loss * rows.weights[chosen]).sum()
-
-
-def padded_rows(responses: Sequence[Response], spec: RunSpec) -> list[PaddedRows]:
-    """As many rows at a time as the run's token budget, padding included, allows."""
-    mode, longest = spec.algorithm.loss_agg_mode, spec.rollout.max_response_length
-    totals = count_denominators((r.group, len(r.tokens)) for r in responses)
-    prompt = max(len(r.prompt) for r in responses)
-    response = max(len(r.tokens) for r in responses)
-    count = max(spec.trainer.max_tokens_per_micro_batch // (prompt + response), 1)
-    weighed = [(r, token_weight(mode, r.group, len(r.tokens), totals, longest)) for r in responses]
-    parts = [weighed[at : at + count] for at in range(0, len(weighed), count)]
-    return [_padded_rows(part, prompt, response) for part in parts]
-
-
-def _padded_rows(weighed: Sequence[tuple[Response, float]], prompt: int, length: int) -> PaddedRows:
-    responses = [r for r, _ in weighed]
-
-    def columns(values: Callable[[Response], Sequence[float]]) -> Tensor:
-        return torch.tensor([[*values(r), *[0.0] * (length - len(r.tokens))] for r in responses])
-
-    def row(r: Response, prompt_value: Sequence[int], response_value: Sequence[int]) -> list[int]:
-        left, right = prompt - len(r.prompt), length - len(r.tokens)
-        return [*[0] * left, *prompt_value, *response_value, *[0] * right]
-
-    lengths = torch.tensor([[len(r.tokens)] for r in responses])
-    return PaddedRows(
-        input_ids=torch.tensor([row(r, r.prompt, r.tokens) for r in responses]),
-        attention=torch.tensor([row(r, [1] * len(r.prompt), [1] * len(r.tokens)) for r in responses]),
-        trained=torch.arange(length) < lengths,
-        behaviour=columns(lambda r: r.behaviour),
-        advantages=columns(lambda r: [r.advantage] * len(r.tokens)),
-        weights=torch.tensor([[weight] * length for _, weight in weighed]),
-    )
+def _responses(n: int, group: SampledGroup, spec: RunSpec) -> list[Response]:
+    advantages = group_advantages(group["rewards"], spec.algorithm.norm_adv_by_std)
+    rollouts = zip(group["tokens"], group["logprobs"], advantages, strict=True)
+    return [Response(group["prompt"], tokens, logprobs, advantage, n) for tokens, logprobs, advantage in rollouts]
 
 
 if __name__ == "__main__":
