@@ -15,7 +15,7 @@ from nats.js.errors import APIError
 
 from services.coordinator.eval_loop import evaluate
 from services.coordinator.eval_sets import LoadedSet, Piece, load_sets, prompt_of, samples_of, write_files
-from services.coordinator.run import PARALLEL_PUBLISHES, Run
+from services.coordinator.run import Run
 from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, FencedError, TransientError
 from sluice.evaluation.samples import Sample
@@ -41,6 +41,7 @@ from sluice.types import (
 )
 
 POLL_SECONDS = 0.5
+PARALLEL_PUBLISHES = 32
 RETRY_SECONDS = 2.0
 UNREACHABLE = (TransientError, TimeoutError, nats.errors.Error, APIError)
 
