@@ -116,8 +116,9 @@ class RunsClient:
     async def get(self, run_id: str) -> RunView:
         return await self._one(RunView, "GET", f"/v1/runs/{run_id}")
 
-    async def control(self, run_id: str, action: RunAction, reason: str = "") -> RunView:
-        return await self._one(RunView, "POST", f"/v1/runs/{run_id}/{action}", json={"reason": reason})
+    async def control(self, run_id: str, action: RunAction, reason: str = "", skip_batch: int | None = None) -> RunView:
+        body = {"reason": reason} | ({} if skip_batch is None else {"skip_batch": skip_batch})
+        return await self._one(RunView, "POST", f"/v1/runs/{run_id}/{action}", json=body)
 
     async def delete(self, run_id: str, keep_checkpoints: bool = False) -> DeletionView:
         """Delete a run that has ended; doing it again changes nothing, but for checkpoints that were to be kept."""

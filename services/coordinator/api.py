@@ -72,8 +72,11 @@ class RunDirectory(Protocol):
         """One run with its spec."""
         ...
 
-    async def control(self, run_id: str, action: RunAction, reason: str) -> RunView:
+    async def control(self, run_id: str, action: RunAction, reason: str, skip_batch: int | None = None) -> RunView:
         """Pause, resume or stop. Asking for the state a run is in (or on its way to) changes nothing.
+
+        Args:
+            skip_batch: resume a run that has failed in training, without this batch.
 
         Raises:
             ConflictError: the run's state forbids it; names the state.

@@ -33,6 +33,14 @@ class ControlBody(BaseModel):
     reason: str = Field("", max_length=500)
 
 
+class ResumeBody(ControlBody):
+    """Why, and without which batch."""
+
+    skip_batch: int | None = Field(
+        None, ge=0, description="Of a run that has failed in training: go on without this batch, which it failed on."
+    )
+
+
 class ForkBody(BaseModel):
     """Which checkpoint, and what is to be different."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, ForkBody, read_run_spec
+from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, ForkBody, ResumeBody, read_run_spec
 from services.coordinator.api_problems import responses
 from sluice.config import RunSpec
 from sluice.evaluation_views import RunEvaluationView
@@ -39,6 +39,7 @@ RunId = Annotated[
 After = Annotated[int, Query(ge=-1, le=MAX_ISSUE_NUMBER, description="Only entries with a higher number.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most entries of one answer.")]
 Control = Annotated[ControlBody | None, Body(description="Optional.")]
+Resume = Annotated[ResumeBody | None, Body(description="Optional.")]
 Fork = Annotated[ForkBody | None, Body(description="Optional: without it, the newest checkpoint and no change.")]
 Folder = Annotated[
     str | None,
@@ -104,9 +105,9 @@ async def pause_run(runs: Runs, run_id: RunId, body: Control = None) -> RunView:
 
 
 @router.post("/runs/{run_id}/resume", tags=["runs"], responses=STEER)
-async def resume_run(runs: Runs, run_id: RunId, body: Control = None) -> RunView:
-    """Go on with a paused run."""
-    return await runs.control(run_id, RunAction.RESUME, _reason(body))
+async def resume_run(runs: Runs, run_id: RunId, body: Resume = None) -> RunView:
+    """Go on with a paused run; or with one that has failed on a batch, without that batch."""
+    return await runs.control(run_id, RunAction.RESUME, _reason(body), body.skip_batch if body else None)
 
 
 @router.post("/runs/{run_id}/stop", tags=["runs"], responses=STEER)

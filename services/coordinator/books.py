@@ -54,6 +54,11 @@ class Books:
             self.unrecorded[n] = reason
         self._dropped_in_all[reason] = self._dropped_in_all.get(reason, 0) + 1
 
+    def skip(self, n: int) -> None:
+        """A group of an earlier batch is not trained after all, which a DROP record says."""
+        self._trained -= 1
+        self.drop(n, DropReason.SKIPPED_BATCH, recorded=True)
+
     def expect_late(self, n: int) -> None:
         """Group n was given up while in flight."""
         self._uncounted.add(n)

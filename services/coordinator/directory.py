@@ -25,6 +25,7 @@ from services.coordinator.prompts import PromptReader
 from services.coordinator.rules import batch_room, rollouts_room
 from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
+from services.coordinator.skipping import resume_without
 from services.coordinator.status import LiveStatus
 from services.coordinator.truths import TRUTHS, TruthCheck
 from services.coordinator.workers import registered_workers
@@ -104,8 +105,11 @@ class Directory:
     async def get(self, run_id: str) -> RunView:
         return await self._view(await self._history(run_id), with_spec=True)
 
-    async def control(self, run_id: str, action: RunAction, reason: str) -> RunView:
+    async def control(self, run_id: str, action: RunAction, reason: str, skip_batch: int | None = None) -> RunView:
         history = await self._history(run_id)
+        if skip_batch is not None:
+            await resume_without(self._bus, history, skip_batch, reason)
+            return await self.get(run_id)
         conflict = (
             f"the run has {history.state}" if history.state.terminal else await ask(self._bus, run_id, action, reason)
         )

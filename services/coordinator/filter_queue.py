@@ -284,6 +284,9 @@ class FilterQueue:
         self.k, self._books = batch.k + 1, Books(batch)
 
     def _commit_drop(self, n: int, reason: DropReason) -> None:
+        if reason is DropReason.SKIPPED_BATCH:
+            self._books.skip(n)
+            return
         if self._books.unrecorded.pop(n, None) is not None:
             return  # the filter had dropped it; now a record says so
         if self.live[n].group is None:

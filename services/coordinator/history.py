@@ -70,8 +70,10 @@ class RunHistory:
         self.checkpoints: list[CheckpointView] = []
         self.data_manifest: dict[str, Any] = {}
         """What the run trains on, as recorded when it was created."""
-        self.training_failed: str | None = None
-        """Why training cannot go on, if the trainer said so."""
+        self._failure: tuple[int, str] | None = None
+        """Lineage of the trainer that last said that training cannot go on, and why."""
+        self._forgiven_lineage = 0
+        """Whatever trainers up to this lineage said is settled: a person has decided how the run goes on."""
         self.version_number = -1
         """Highest number ever published; -1 before the first."""
         self.origin: Origin | None = None
@@ -90,6 +92,12 @@ class RunHistory:
     @property
     def training_steps(self) -> int:
         return max(self.version_number, self.first_step)
+
+    @property
+    def training_failed(self) -> str | None:
+        """Why training cannot go on, if the trainer said so and nobody has decided about it since."""
+        failed = self._failure is not None and self._failure[0] > self._forgiven_lineage
+        return self._failure[1] if self._failure and failed else None
 
     @property
     def checkpointed(self) -> bool:
@@ -147,8 +155,8 @@ class RunHistory:
                         published_at=entry.time,
                     )
                 )
-            case TrainingFailed(_, reason):
-                self.training_failed = reason
+            case TrainingFailed(lineage, reason):
+                self._failure = lineage, reason
             case Checkpoint(k, lineage, path, checksum, chain):
                 self.restarts = 0
                 self.checkpoints.append(
@@ -168,6 +176,7 @@ class RunHistory:
         self.ends_as = RunState(fields.get("ends_as", self.ends_as))
         self.waits_for_data = fields.get("waits_for_data", False)
         self.generation_limit = fields.get("generation_limit", self.generation_limit)
+        self._forgiven_lineage = fields.get("forgiven_lineage", self._forgiven_lineage)
         if change.state.terminal:
             self.finished_at = time
 

@@ -269,10 +269,10 @@ def _new(waits: Iterable[WaitView], known: set[str], most: float = math.inf) -> 
     return fresh
 
 
-async def announce(bus: Bus, history: RunHistory) -> None:
-    """Tell trainers and workers which runs there are."""
+async def announce(bus: Bus, history: RunHistory, state: RunState | None = None) -> None:
+    """Tell trainers and workers which runs there are; `state` is one that the history has yet to read."""
     entry: dict[str, Any] = {
-        "state": str(history.state),
+        "state": str(state or history.state),
         "created_at": history.created_at.timestamp(),
         "config_hash": history.config_hash,
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from services.trainer import metrics
+from services.trainer.claim import without_skipped
 from services.trainer.ledger import LedgerEntry, LedgerFeed
 from sluice.config import RunSpec
 from sluice.errors import PermanentError
@@ -51,6 +52,7 @@ class Agenda:
         self._feed, self._spec, self._nearly_full, self._log = feed, spec, nearly_full, log
         self._items: deque[Item] = deque()
         self._quiet_since = time.monotonic()
+        self._skipped: Collection[int] = ()
         self.k = 0
         """The batch that comes next."""
         self.covered = 0
@@ -61,6 +63,10 @@ class Agenda:
         """Of each batch seen, by its index."""
         self.records: list[tuple[int, bytes]] = []
         """Sequence and bytes of the records taken since the newest checkpoint."""
+
+    def skip(self, groups: Collection[int]) -> None:
+        """Batches of these groups are passed over: no update is made of them."""
+        self._skipped = groups
 
     def resume(self, k: int, covered: int) -> None:
         """Start where a checkpoint stands: its records were acted on before."""
@@ -105,7 +111,7 @@ class Agenda:
             raise PermanentError(f"LEDGER holds batch {batch.k} at sequence {self.covered}, where {self.k} belongs")
         self.k += 1
         due = self.k % self._spec.checkpoint.interval == 0 or self.k == self._spec.trainer.total_steps
-        self._items.append(Train(batch, save=due or self._nearly_full()))
+        self._items.append(Train(without_skipped(batch, self._skipped), save=due or self._nearly_full()))
 
     def _save_if_new(self) -> None:
         if self.saved_k != self.k:

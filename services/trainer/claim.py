@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +18,21 @@ from sluice.config import RunSpec, parse_run_spec
 from sluice.errors import ConfigError, PermanentError, RunFailedError
 from sluice.telemetry import Logger
 from sluice.transport.lease import Lease
-from sluice.transport.log import FencedLog, last_sequence, read_stream, trainer_log
+from sluice.transport.log import FencedLog, last_sequence, ledger_log, read_stream, trainer_log
 from sluice.transport.nats import Bus
-from sluice.types import Checkpoint, Lineage, Origin, RunCreated, RunState, TrainerRecord, TrainingFailed
+from sluice.types import (
+    Batch,
+    Checkpoint,
+    Drop,
+    DropReason,
+    LedgerRecord,
+    Lineage,
+    Origin,
+    RunCreated,
+    RunState,
+    TrainerRecord,
+    TrainingFailed,
+)
 from sluice.wire import subjects
 from sluice.wire.records import decode_ledger
 
@@ -57,6 +69,8 @@ class Claim:
     restored: Restored | None
     created: tuple[int, bytes] = (0, b"")
     """LEDGER sequence and bytes of the record that created the run."""
+    skipped: frozenset[int] = frozenset()
+    """Groups of batches that are to be passed over."""
 
     @property
     def k(self) -> int:
@@ -138,7 +152,25 @@ async def claim_run(bus: Bus, run_id: str, holder: str, log: Logger) -> tuple[Cl
     await records.append(Lineage(lineage, holder, restored.record.k if restored else created.first_step))
     if restored is None and created.origin is not None:
         restored = await _of_another_run(created.origin, lineage, records)
-    return Claim(run_id, spec, created.config_hash, lineage, restored, first), records
+    failed = any(isinstance(entry.record, TrainingFailed) for entry in entries)
+    skipped = await _skipped_groups(bus, run_id) if failed else frozenset()
+    return Claim(run_id, spec, created.config_hash, lineage, restored, first, skipped), records
+
+
+async def _skipped_groups(bus: Bus, run_id: str) -> frozenset[int]:
+    """Batches are skipped only while the run has failed, so none is skipped any more once a trainer has claimed it."""
+    return skipped_groups(entry.record for entry in await ledger_log(bus, run_id).read())
+
+
+def skipped_groups(records: Iterable[LedgerRecord]) -> frozenset[int]:
+    """The groups of skipped batches, as LEDGER names them."""
+    drops = (record for record in records if isinstance(record, Drop) and record.reason is DropReason.SKIPPED_BATCH)
+    return frozenset(n for drop in drops for n in drop.groups)
+
+
+def without_skipped(batch: Batch, skipped: Collection[int]) -> Batch:
+    """The batch as it is trained: a skipped one has no groups."""
+    return replace(batch, groups=tuple(group for group in batch.groups if group.n not in skipped))
 
 
 async def _of_another_run(origin: Origin, lineage: int, records: FencedLog[TrainerRecord]) -> Restored:

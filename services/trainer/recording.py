@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.trainer.claim import skipped_groups, without_skipped
 from sluice.config import RunSpec, parse_run_spec
 from sluice.errors import ConfigError
 from sluice.transport.log import ledger_log, read_stream, trainer_log
@@ -114,11 +115,14 @@ async def read_recording(bus: Bus, run_id: str) -> Recording:
         raise ConfigError(f"there is no run {run_id!r} on this NATS server; `sluice runs` lists them")
     trainer: list[TrainerRecord] = [entry.record for entry in await trainer_log(bus, run_id).read()]
     versions = tuple(record for record in trainer if isinstance(record, Version))
+    skipped = skipped_groups(ledger)
     trained = max((version.version.number for version in versions), default=0)
     return Recording(
         created=ledger[0],
         spec=parse_run_spec(json.loads(ledger[0].spec_json)),
-        batches=tuple(record for record in ledger if isinstance(record, Batch) and record.k < trained),
+        batches=tuple(
+            without_skipped(record, skipped) for record in ledger if isinstance(record, Batch) and record.k < trained
+        ),
         versions=versions,
         checkpoints=_newest_lineages(record for record in trainer if isinstance(record, Checkpoint)),
         steps={fields["step"]: fields for fields in await _step_events(bus, run_id)},

@@ -12,6 +12,7 @@ from sluice.audit.reading import Stored
 from sluice.audit.rules import Rules, hash_of_spec
 from sluice.wire.v1.ledger_pb2 import Batch, Drop, Issue, LedgerRecord, RunCreated, StateChange
 
+SKIPPED = "skipped_batch"
 TERMINAL = frozenset({"stopped", "succeeded", "failed"})
 
 
@@ -38,6 +39,8 @@ class Books:
         """Those of `dropped` that a DROP record settled for another reason than their outcomes."""
         self.twice: set[int] = set()
         self.lost: set[int] = set()
+        self.skipped_batches: set[int] = set()
+        """Indices of batches that a person took out of training."""
         self.published = 0
         """Issue numbers below this have surely been offered to workers: who issued them went on to write more."""
         self.state, self.reason = "queued", ""
@@ -130,7 +133,28 @@ class Books:
             )
         self.skipped += len(issue.skipped)
 
+    def _take_skip(self, drop: Drop) -> None:
+        """A batch is not trained after all: what was done with its weights is compared as if it had no groups."""
+        at = self.emitted.get(drop.groups[0]) if drop.groups else None
+        index = None if at is None else at - self.rules.first_step
+        if index is None or {group.n for group in self.batches[index].groups} != set(drop.groups):
+            self.find(Fault.SETTLED_TWICE, f"groups {span(set(drop.groups))} were skipped, and are no batch")
+            return
+        without = Batch()
+        without.CopyFrom(self.batches[index])
+        del without.groups[:]
+        self.batches[index] = without
+        self.skipped_batches.add(self.batches[index].k)
+        for n in drop.groups:
+            del self.emitted[n]
+            self._settle(n, drop.reason)
+            self._awaiting_batch[n] = drop.reason
+            self.given_up.add(n)
+
     def _take_drop(self, drop: Drop) -> None:
+        if drop.reason == SKIPPED:
+            self._take_skip(drop)
+            return
         for n in drop.groups:
             if self._may_settle(n, f"a DROP record ({drop.reason})"):
                 self._settle(n, drop.reason)
@@ -245,5 +269,7 @@ def _check_batch_sizes(books: Books) -> None:
     size = books.rules.batch_size
     for position, batch in enumerate(books.batches, start=1):
         last = position == len(books.batches)
+        if batch.k in books.skipped_batches:
+            continue
         if len(batch.groups) != size and not (last and 0 < len(batch.groups) < size):
             books.find(Fault.BATCH_SIZE, f"batch {batch.k} has {len(batch.groups)} groups, prompts_per_step is {size}")

@@ -23,6 +23,10 @@ LEAST_REASON = 12
 
 Reason = Annotated[str, typer.Option("--reason", help="Why, in words; the run's status shows it.")]
 Wait = Annotated[float, typer.Option("--wait-seconds", min=0, help="Wait so long for the checkpoint; 0 does not wait.")]
+SkipBatch = Annotated[
+    int | None,
+    typer.Option(min=0, help="Go on with a run that has failed on this batch, without it.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 
 
@@ -53,9 +57,9 @@ def pause(run: RunId, at: At = None, reason: Reason = "", wait_seconds: Wait = 0
         wait_for(_wait_until_saved(run, at, wait_seconds))
 
 
-def resume(run: RunId, at: At = None, reason: Reason = "") -> None:
-    """Go on with a paused run."""
-    _control(run, RunAction.RESUME, reason, at)
+def resume(run: RunId, at: At = None, reason: Reason = "", skip_batch: SkipBatch = None) -> None:
+    """Go on with a paused run; or, with --skip-batch, with one that has failed in training, without that batch."""
+    _control(run, RunAction.RESUME, reason, at, skip_batch)
 
 
 def stop(run: RunId, at: At = None, reason: Reason = "") -> None:
@@ -63,10 +67,10 @@ def stop(run: RunId, at: At = None, reason: Reason = "") -> None:
     _control(run, RunAction.STOP, reason, at)
 
 
-def _control(run_id: str, action: RunAction, reason: str, at: str | None) -> None:
+def _control(run_id: str, action: RunAction, reason: str, at: str | None, skip_batch: int | None = None) -> None:
     async def send() -> RunView:
         async with connect(at) as client:
-            return await client.control(run_id, action, reason)
+            return await client.control(run_id, action, reason, skip_batch)
 
     run = wait_for(send())
     print(f"{run.id}: {run.state}" + (f" ({run.reason})" if run.reason else ""))

@@ -98,9 +98,9 @@ class RunShelf:
             raise MissingError(f"there is no run {run_id}", field="run_id", value=run_id)
         return self.runs[run_id]
 
-    async def control(self, run_id: str, action: RunAction, reason: str) -> RunView:
+    async def control(self, run_id: str, action: RunAction, reason: str, skip_batch: int | None = None) -> RunView:
         run = await self.get(run_id)
-        if run.state.terminal:
+        if run.state.terminal and (run.state is not RunState.FAILED or skip_batch is None):
             raise ConflictError(f"the run has {run.state}", field="state", value=run.state)
         states = {
             RunAction.PAUSE: RunState.PAUSED,
