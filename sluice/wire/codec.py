@@ -152,7 +152,7 @@ def encode_rollout(rollout: Rollout) -> bytes:
 
 def decode_rollout(payload: bytes) -> Rollout:
     """Raises: WireError: not a rollout, lengths that disagree, or spans that do not cover its tokens."""
-    m = parse(pb.Rollout, _decompress(payload), ROLLOUT_FORMAT)
+    m = parse(pb.Rollout, decompress(payload, "rollout"), ROLLOUT_FORMAT)
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
     try:
         prompt_token_ids, token_ids, logprobs = _numbers(m)
@@ -175,14 +175,15 @@ def decode_rollout(payload: bytes) -> Rollout:
         raise WireError(f"{name}: {error}") from None
 
 
-def _decompress(payload: bytes) -> bytes:
+def decompress(payload: bytes, what: str) -> bytes:
+    """Undo zstd. Raises: WireError: `what` is damaged, or would be over MAX_ROLLOUT_BYTES."""
     try:
         # A frame that states its size is unpacked to that size whatever limit the call names.
         if zstandard.frame_content_size(payload) > MAX_ROLLOUT_BYTES:
-            raise WireError(f"rollout of {len(payload)} bytes unpacks to more than {MAX_ROLLOUT_BYTES} bytes")
+            raise WireError(f"{what} of {len(payload)} bytes unpacks to more than {MAX_ROLLOUT_BYTES} bytes")
         return _CONTEXTS.decompressor.decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
     except zstandard.ZstdError as error:
-        raise WireError(f"rollout of {len(payload)} bytes cannot be decompressed: {error}") from None
+        raise WireError(f"{what} of {len(payload)} bytes cannot be decompressed: {error}") from None
 
 
 def _numbers(m: pb.Rollout) -> tuple[TokenIds, TokenIds, LogProbs]:

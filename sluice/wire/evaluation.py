@@ -21,6 +21,7 @@ from sluice.wire.codec import (
     FORMAT,
     MAX_PART_BYTES,
     decode_prompt,
+    decompress,
     encode_prompt,
     parse,
     version_from_wire,
@@ -28,9 +29,6 @@ from sluice.wire.codec import (
 )
 from sluice.wire.v1 import evaluation_pb2 as pb
 from sluice.wire.v1 import rollouts_pb2
-
-MAX_GROUP_BYTES = 1 << 26
-"""Largest evaluation group after decompression."""
 
 
 def encode_evaluation_prompt(asked: EvaluationPrompt) -> bytes:
@@ -67,11 +65,7 @@ def encode_evaluation_group(group: EvaluationGroup) -> bytes:
 
 def decode_evaluation_group(payload: bytes) -> EvaluationGroup:
     """Raises: WireError."""
-    try:
-        raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_GROUP_BYTES)
-    except zstandard.ZstdError as error:
-        raise WireError(f"evaluation group of {len(payload)} bytes cannot be decompressed: {error}") from None
-    m = parse(pb.EvaluationGroup, raw)
+    m = parse(pb.EvaluationGroup, decompress(payload, "evaluation group"))
     try:
         return EvaluationGroup(
             run_id=m.run_id,

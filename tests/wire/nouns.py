@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from sluice.packed import LogProbs, TokenIds
@@ -12,6 +14,12 @@ from sluice.types import (
     Claim,
     Drop,
     DropReason,
+    EvaluatedResponse,
+    EvaluationBegun,
+    EvaluationEnded,
+    EvaluationGroup,
+    EvaluationOutcome,
+    EvaluationPrompt,
     FinishReason,
     Floors,
     Group,
@@ -30,6 +38,7 @@ from sluice.types import (
     StateChange,
     Tally,
     TrainingFailed,
+    Verdict,
     VerdictKind,
     Version,
     VersionSpan,
@@ -115,6 +124,34 @@ groups = st.builds(
 
 checkpoints = st.builds(Checkpoint, uint64, uint64, text, text, text)
 origins = st.builds(Origin, text, checkpoints, st.lists(uint64, max_size=4).map(tuple), uint64)
+verdicts = st.builds(
+    Verdict, st.sampled_from(VerdictKind), st.none() | double, st.none() | double, text, text, double, text
+)
+evaluation_prompts = st.builds(
+    lambda version, prompt, seeds: EvaluationPrompt(version, replace(prompt, group_size=len(seeds)), tuple(seeds)),
+    versions,
+    prompts,
+    st.lists(uint64, min_size=1, max_size=20),
+)
+evaluation_groups = st.builds(
+    EvaluationGroup,
+    run_id=text,
+    version=versions,
+    n=uint64,
+    responses=st.lists(
+        st.builds(EvaluatedResponse, text, uint32, st.sampled_from(FinishReason), verdicts), max_size=3
+    ).map(tuple),
+    worker=text,
+    engine=text,
+    generate_seconds=double,
+    reward_seconds=double,
+    error=text,
+)
+evaluation_records = st.one_of(
+    st.builds(EvaluationBegun, versions, uint64, uint64, text),
+    st.builds(EvaluationEnded, versions, st.sampled_from(EvaluationOutcome), text, text),
+)
+
 issues = st.builds(Issue, uint64, uint64, uint64, floors, st.lists(uint64, max_size=4).map(tuple))
 batches = st.builds(
     Batch,

@@ -16,6 +16,12 @@ from sluice.types import (
     Claim,
     Drop,
     DropReason,
+    EvaluatedResponse,
+    EvaluationBegun,
+    EvaluationEnded,
+    EvaluationGroup,
+    EvaluationOutcome,
+    EvaluationPrompt,
     FinishReason,
     Floors,
     Group,
@@ -34,6 +40,7 @@ from sluice.types import (
     StateChange,
     Tally,
     TrainingFailed,
+    Verdict,
     VerdictKind,
     Version,
     VersionSpan,
@@ -45,6 +52,14 @@ from sluice.wire.codec import (
     encode_group,
     encode_prompt,
     encode_rollout,
+)
+from sluice.wire.evaluation import (
+    decode_evaluation,
+    decode_evaluation_group,
+    decode_evaluation_prompt,
+    encode_evaluation,
+    encode_evaluation_group,
+    encode_evaluation_prompt,
 )
 from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, encode_trainer
 
@@ -67,9 +82,10 @@ BATCH = Batch(
 
 Sample = tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any], bool]
 """A value, how it is written, how it is read, and whether it is packed with zstd."""
+PROMPT = Prompt("run-1", 9, 4, 1, (5, 300), "3+4=", "7", "exact", "{}", 2, Sampling(8, 1.0, 0.5, -1, (1, 3)), 77, 2)
 SAMPLES: dict[str, Sample] = {
     "prompt": (
-        Prompt("run-1", 9, 4, 1, (5, 300), "3+4=", "7", "exact", "{}", 2, Sampling(8, 1.0, 0.5, -1, (1, 3)), 77, 2),
+        PROMPT,
         encode_prompt,
         decode_prompt,
         False,
@@ -113,6 +129,42 @@ SAMPLES: dict[str, Sample] = {
     "version": (Version(V3, "file:///w/v3.1", "ab", "cd"), encode_trainer, decode_trainer, False),
     "checkpoint": (Checkpoint(5, 1, "/c/5.1", "ef", "01"), encode_trainer, decode_trainer, False),
     "diverged": (TrainingFailed(1, "loss nan"), encode_trainer, decode_trainer, False),
+    "evaluation_prompt": (
+        EvaluationPrompt(V3, PROMPT, (7, 300)),
+        encode_evaluation_prompt,
+        decode_evaluation_prompt,
+        False,
+    ),
+    "evaluation_group": (
+        EvaluationGroup(
+            "run-1",
+            V3,
+            9,
+            (
+                EvaluatedResponse(
+                    "7", 2, FinishReason.STOP, Verdict(VerdictKind.SCORED, 1.0, 0.0, "7", "exact 1", 0.25)
+                ),
+                EvaluatedResponse(
+                    "", 8, FinishReason.LENGTH, Verdict(VerdictKind.TIMEOUT, None, None, "", "", 5, "slow")
+                ),
+            ),
+            "worker",
+            "engine",
+            1.5,
+            0.25,
+            "none",
+        ),
+        encode_evaluation_group,
+        decode_evaluation_group,
+        True,
+    ),
+    "evaluation_begun": (EvaluationBegun(V3, 4, 300, "{}"), encode_evaluation, decode_evaluation, False),
+    "evaluation_ended": (
+        EvaluationEnded(V3, EvaluationOutcome.INCOMPLETE, "late", '{"a":1}'),
+        encode_evaluation,
+        decode_evaluation,
+        False,
+    ),
 }
 
 GOLDEN: dict[str, str] = {
@@ -149,6 +201,18 @@ GOLDEN: dict[str, str] = {
     "version": ("08011a1e0a0408031001120e66696c653a2f2f2f772f76332e311a02616222026364"),
     "checkpoint": ("08012214080510011a062f632f352e31220265662a023031"),
     "diverged": ("08012a0c080112086c6f7373206e616e"),
+    "evaluation_prompt": (
+        "08011204080310011a4a0801120572756e2d31180920042801320305ac023a04332b343d4201374a05657861637452027b7d"
+        "5802621a080811000000000000f03f19000000000000e03f20012a020103684d7002220307ac02"
+    ),
+    "evaluation_group": (
+        "0801120572756e2d311a040803100120092a3a0a013710021a0473746f70220673636f72656429000000000000f03f310000"
+        "0000000000003a013742076578616374203149000000000000d03f2a2210081a066c656e677468220774696d656f75744900"
+        "000000000014405204736c6f773206776f726b65723a06656e67696e6541000000000000f83f49000000000000d03f52046e"
+        "6f6e65"
+    ),
+    "evaluation_begun": ("0801120f0a0408031001100418ac0222027b7d"),
+    "evaluation_ended": ("08011a210a0408031001120a696e636f6d706c6574651a046c61746522077b2261223a317d"),
 }
 
 

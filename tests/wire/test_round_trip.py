@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,21 @@ from hypothesis import strategies as st
 
 from sluice import types
 from sluice.errors import WireError
-from sluice.types import Group, LedgerRecord, Prompt, Rollout, TrainerRecord
+from sluice.types import (
+    EvaluatedResponse,
+    EvaluationGroup,
+    EvaluationPrompt,
+    EvaluationRecord,
+    FinishReason,
+    Group,
+    LedgerRecord,
+    PolicyVersion,
+    Prompt,
+    Rollout,
+    TrainerRecord,
+    Verdict,
+    VerdictKind,
+)
 from sluice.wire import codec
 from sluice.wire.codec import (
     MAX_PART_BYTES,
@@ -29,8 +44,16 @@ from sluice.wire.codec import (
     encode_rollout,
     split_payload,
 )
+from sluice.wire.evaluation import (
+    decode_evaluation,
+    decode_evaluation_group,
+    decode_evaluation_prompt,
+    encode_evaluation,
+    encode_evaluation_group,
+    encode_evaluation_prompt,
+)
 from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, encode_trainer
-from sluice.wire.v1 import ledger_pb2, reward_pb2, rollouts_pb2
+from sluice.wire.v1 import evaluation_pb2, ledger_pb2, reward_pb2, rollouts_pb2
 from tests.wire import nouns
 
 DECODERS: list[Callable[[bytes], object]] = [
@@ -39,7 +62,11 @@ DECODERS: list[Callable[[bytes], object]] = [
     decode_group,
     decode_ledger,
     decode_trainer,
+    decode_evaluation_prompt,
+    decode_evaluation_group,
+    decode_evaluation,
 ]
+COMPRESSED = (decode_rollout, decode_evaluation_group)
 
 
 @given(nouns.prompts)
@@ -67,6 +94,31 @@ def test_trainer_records_come_back_as_they_were(record: TrainerRecord) -> None:
     assert decode_trainer(encode_trainer(record)) == record
 
 
+@given(nouns.evaluation_prompts)
+def test_evaluation_prompts_come_back_as_they_were(asked: EvaluationPrompt) -> None:
+    assert decode_evaluation_prompt(encode_evaluation_prompt(asked)) == asked
+
+
+@given(nouns.evaluation_groups)
+def test_evaluation_groups_come_back_as_they_were(group: EvaluationGroup) -> None:
+    assert decode_evaluation_group(encode_evaluation_group(group)) == group
+
+
+@given(nouns.evaluation_records)
+def test_evaluation_records_come_back_as_they_were(record: EvaluationRecord) -> None:
+    assert decode_evaluation(encode_evaluation(record)) == record
+
+
+def test_an_evaluation_group_over_the_size_of_a_message_goes_without_its_texts_and_keeps_its_verdicts() -> None:
+    noise = "".join(map(chr, random.Random(0).choices(range(0x4E00, 0x9FFF), k=600_000)))
+    verdict = Verdict(VerdictKind.SCORED, 1.0, 1.0, "34", "math", 0.1)
+    response = EvaluatedResponse(noise, 9, FinishReason.LENGTH, verdict)
+    group = EvaluationGroup("run-1", PolicyVersion(5, 1), 3, (response,), "w", "e", 1.0, 1.0)
+    payload = encode_evaluation_group(group)
+    assert len(payload) <= MAX_PART_BYTES
+    assert decode_evaluation_group(payload).responses == (replace(response, text=""),)
+
+
 @given(st.sampled_from(DECODERS), st.binary(max_size=200))
 def test_arbitrary_bytes_are_read_or_refused_but_never_crash(decode: Callable[[bytes], object], data: bytes) -> None:
     try:
@@ -88,7 +140,7 @@ def test_unknown_fields_of_a_newer_program_are_tolerated(group: Group) -> None:
     assert decode_group(encode_group(group) + field_1999_as_string) == group
 
 
-@pytest.mark.parametrize("decode", [d for d in DECODERS if d is not decode_rollout])
+@pytest.mark.parametrize("decode", [d for d in DECODERS if d not in COMPRESSED])
 @pytest.mark.parametrize("number", [0, 3])
 def test_another_format_is_refused_by_number(decode: Callable[[bytes], object], number: int) -> None:
     with pytest.raises(
@@ -182,6 +234,17 @@ def test_a_prompt_without_tokens_or_without_a_group_is_refused(changes: dict[str
         ),
         (ledger_pb2.LedgerRecord(format=1), decode_ledger),
         (ledger_pb2.TrainerRecord(format=1), decode_trainer),
+        (evaluation_pb2.EvaluationRecord(format=1), decode_evaluation),
+        (
+            evaluation_pb2.EvaluationRecord(format=1, ended=evaluation_pb2.EvaluationEnded(outcome="forgotten")),
+            decode_evaluation,
+        ),
+        (
+            evaluation_pb2.EvaluationPrompt(
+                format=1, prompt=rollouts_pb2.Prompt(format=1, token_ids=[1], group_size=2), seeds=[7]
+            ),
+            decode_evaluation_prompt,
+        ),
     ],
 )
 def test_unknown_names_and_kinds_are_refused(message: Message, decode: Callable[[bytes], object]) -> None:
@@ -217,6 +280,10 @@ NOUNS: list[tuple[str, Any, set[str]]] = [
     ("Version", ledger_pb2.Version, set()),
     ("Checkpoint", ledger_pb2.Checkpoint, set()),
     ("TrainingFailed", ledger_pb2.TrainingFailed, set()),
+    ("EvaluationPrompt", evaluation_pb2.EvaluationPrompt, {"format"}),
+    ("EvaluationGroup", evaluation_pb2.EvaluationGroup, {"format"}),
+    ("EvaluationBegun", evaluation_pb2.EvaluationBegun, set()),
+    ("EvaluationEnded", evaluation_pb2.EvaluationEnded, set()),
     ("ScoreItem", reward_pb2.ScoreItem, set()),
     ("Verdict", reward_pb2.Verdict, {"id"}),
 ]
@@ -234,6 +301,7 @@ def test_every_record_kind_of_the_wire_is_known_to_the_codec() -> None:
     pairs: list[tuple[Any, Any]] = [
         (types.LedgerRecord, ledger_pb2.LedgerRecord),
         (types.TrainerRecord, ledger_pb2.TrainerRecord),
+        (types.EvaluationRecord, evaluation_pb2.EvaluationRecord),
     ]
     for union, message in pairs:
         kinds = {field.message_type.name for field in message.DESCRIPTOR.oneofs_by_name["record"].fields}
