@@ -79,10 +79,9 @@ LEARNING = Section(
         ),
         Panel(
             "Evaluation",
-            "Scores on held-out data, when the run evaluates.",
-            (Query(runs("sluice_evaluation_score"), "{{dataset}} {{measure}} · {{run}}"),),
-            unit="percentunit",
-            maximum=1,
+            "Newest results on the run's evaluation sets: avg@k, pass@k, cons@k, best@k for the k that is all responses "
+            "to a problem. A point is shown until the next one; their 95 % intervals are in the API.",
+            (Query(runs("sluice_evaluation_score"), "{{set}} {{measure}} · {{run}}"),),
         ),
     ),
 )

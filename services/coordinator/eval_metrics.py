@@ -35,6 +35,11 @@ class EvaluationMetrics:
         for outcome in EvaluationOutcome:
             self.ended.labels(run=run_id, outcome=str(outcome))
 
+    def forget(self, run_id: str) -> None:
+        """Another coordinator shows the results from now on."""
+        for metric in (self.score, self.version):
+            metric.remove_by_labels({"run": run_id})
+
     def progress(self, run_id: str, share: float) -> None:
         self.share.labels(run=run_id).set(share)
 

@@ -174,6 +174,7 @@ class CoordinatorMetrics:
         """
         if run_id not in self._over:
             self.state.remove_by_labels({"run": run_id})
+            self.evaluations.forget(run_id)
         self._over.discard(run_id)
         self._series.end(run_id)
 

@@ -76,6 +76,7 @@ def short_run(folder: Path) -> Iterator[ShortRun]:
         wait_until(lambda: up.poll() is not None or "trainer healthy" in log.read_text(), log.read_text)
         run = _create(folder)
         wait_until(lambda: run.see().training_steps >= STEPS and run.see().bottleneck is not None, run.see)
+        wait_until(lambda: "sluice_evaluation_score{" in run.scrape("coordinator"), run.see)
         run.status = run.see()
         run.scraped = {name: run.scrape(name) for name in run.targets}
         run._ask("pause")
@@ -95,7 +96,8 @@ def wait_until(condition: Callable[[], bool], shown: Callable[[], object], secon
 
 def _create(folder: Path) -> ShortRun:
     state = StackState.model_validate_json((folder / "artifacts" / STACK_NAME / "stack.json").read_text())
-    fields = load_run_spec(ROOT / "configs" / "tiny.toml").model_dump(mode="json")
+    fields = load_run_spec(ROOT / "configs" / "tiny_evaluated.toml").model_dump(mode="json")
+    fields["evaluation"] |= {"every_steps": None, "samples": 2}  # one is enough to be seen
     fields["trainer"]["total_steps"] = 100_000  # it never ends by itself
     fields["checkpoint"]["interval"] = 2
     created = httpx.post(

@@ -28,10 +28,6 @@ QUERIES = [
     for panel in dashboard.panels
     for query in panel.queries
 ]
-RESERVED = {
-    "sluice_evaluation_score": "no run evaluates yet; the name is fixed so that the panel is there when one does"
-}
-"""Metrics that no service has, and why a panel asks for them."""
 SCRAPE_SECONDS = 1.0
 STEPS = 5
 """Training steps that Prometheus sees: enough for every rate."""
@@ -132,7 +128,7 @@ def test_a_dashed_line_is_where_an_alert_begins() -> None:
 
 def test_every_metric_of_the_dashboards_is_one_that_a_service_has() -> None:
     named = {name for _, expr in QUERIES for name in metrics_in(expr)}
-    assert named - known_metrics() == set(RESERVED)
+    assert named - known_metrics() == set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +163,7 @@ def watched(short_run: ShortRun, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.parametrize(("panel", "expr"), QUERIES)
 def test_the_query_of_a_panel_finds_data(panel: str, expr: str, watched: Watched) -> None:
-    expected = not metrics_in(expr) & set(RESERVED)
-    assert bool(watched.values(expr)) == expected, panel
+    assert watched.values(expr), panel
 
 
 def test_a_query_with_a_typing_error_finds_nothing(watched: Watched) -> None:
