@@ -11,10 +11,32 @@ import json
 
 from nats.js.errors import KeyNotFoundError, NotFoundError
 
+from services.coordinator.api_problems import ConflictError
+from services.coordinator.history import RunHistory
+from services.coordinator.runs import RunReader
 from sluice.transport.nats import Bus
 from sluice.transport.queues import remove_prompt_consumer
+from sluice.types import RunState
 from sluice.views import DeletionView
 from sluice.wire import subjects
+
+
+async def check_deletable(runs: RunReader, history: RunHistory, keep_checkpoints: bool) -> None:
+    """Raises: ConflictError: the run has not ended, or a run forked from it has yet to load its checkpoint."""
+    if not history.state.terminal:
+        raise ConflictError(
+            f"the run is {history.state}; only a run that has ended can be deleted: stop it first",
+            field="state",
+            value=str(history.state),
+        )
+    for other in [] if keep_checkpoints else await runs.forks_of(history.run_id):
+        fork = await runs.get(other)
+        if fork is not None and fork.state is RunState.QUEUED:
+            raise ConflictError(
+                f"run {other} was forked from it and has not begun; wait, stop that one first, or keep checkpoints",
+                field="keep_checkpoints",
+                value=False,
+            )
 
 
 async def delete_run(bus: Bus, run_id: str, keep_checkpoints: bool) -> DeletionView:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,28 +12,24 @@ from services.coordinator import forking
 from services.coordinator.api_problems import ConflictError, MissingError
 from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
-from services.coordinator.deletion import delete_run, is_deleted
+from services.coordinator.creation import RunCreator
+from services.coordinator.deletion import check_deletable, delete_run, is_deleted
 from services.coordinator.eval_reader import EvaluationReader
-from services.coordinator.eval_sets import load_sets
 from services.coordinator.groups import GroupReader
 from services.coordinator.history import RunHistory
 from services.coordinator.prompt_source import SourceShelf
 from services.coordinator.prompts import PromptReader
-from services.coordinator.rules import batch_room, rollouts_room
-from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.skipping import resume_without
 from services.coordinator.status import LiveStatus
-from services.coordinator.truths import TRUTHS, TruthCheck
+from services.coordinator.truths import TruthCheck
 from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec, changed
-from sluice.data import check_model, load_prompts, manifest_of
-from sluice.errors import ConfigError, FencedError
 from sluice.evaluation_views import RunEvaluationView
 from sluice.prompt_views import PromptsView
-from sluice.transport.log import follow_stream, ledger_log, read_stream
+from sluice.transport.log import follow_stream, read_stream
 from sluice.transport.nats import Bus
-from sluice.types import RunCreated, RunState
+from sluice.types import RunState
 from sluice.views import (
     CheckpointView,
     CountsView,
@@ -52,7 +45,6 @@ from sluice.views import (
     WorkerView,
 )
 from sluice.wire import subjects
-from sluice.wire.checkpoint import record_of
 
 
 class Directory:
@@ -65,39 +57,16 @@ class Directory:
         sources = SourceShelf()
         self._groups, self._prompts = GroupReader(bus, sources), PromptReader(bus, sources)
         self._evaluations = EvaluationReader(bus)
-        self._truths, self._allow_remote_code = truths, allow_remote_code
+        self._creator = RunCreator(bus, runs, truths, allow_remote_code)
 
     async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
-        source = None if checkpoint is None else await self._source_of_folder(Path(checkpoint))
-        return await self._create(spec, idempotency_key, source)
+        source = None if checkpoint is None else await self._creator.source_of_folder(Path(checkpoint))
+        return await self._view(await self._creator.create(spec, idempotency_key, source), with_spec=True)
 
     async def fork(self, run_id: str, step: int | None, changes: dict[str, Any], key: str | None) -> RunView:
         history = await self._history(run_id)
         source = await forking.source_of_run(self._bus, history, forking.checkpoint_of(history, step))
-        return await self._create(changed(history.spec, changes), key, source)
-
-    async def _create(self, spec: RunSpec, idempotency_key: str | None, source: forking.Source | None) -> RunView:
-        """Check what only the deployment can, then store RUN_CREATED as the run's first LEDGER record."""
-        if source is not None:
-            forking.check_fork(spec, source.history.spec, source.checkpoint.k)
-        manifest = await self._check(spec)
-        origin = None if source is None else forking.origin_of(source, spec, manifest)
-        run_id = f"{spec.name}-{_suffix(idempotency_key)}"
-        if await is_deleted(self._bus, run_id):
-            raise ConflictError(
-                f"this Idempotency-Key created run {run_id}, which was deleted; give another key",
-                field="Idempotency-Key",
-                value=run_id,
-            )
-        log = ledger_log(self._bus, run_id)
-        record = RunCreated(run_id, spec.canonical_json, spec.config_hash, json.dumps(manifest), origin)
-        try:
-            await log.append(record)
-        except FencedError:
-            return await self._created_before(run_id, record)
-        history = await self._history(run_id)
-        await announce(self._bus, history)
-        return await self._view(history, with_spec=True)
+        return await self._view(await self._creator.create(changed(history.spec, changes), key, source), with_spec=True)
 
     async def list(self) -> Sequence[RunView]:
         return [await self._view(history, with_spec=False) for history in await self._runs.all()]
@@ -122,7 +91,7 @@ class Directory:
         if history is None and not await is_deleted(self._bus, run_id):
             raise missing(run_id)
         if history is not None:
-            await self._check_deletable(history, keep_checkpoints)
+            await check_deletable(self._runs, history, keep_checkpoints)
         return await delete_run(self._bus, run_id, keep_checkpoints)
 
     async def steps(self, run_id: str, after: int, limit: int) -> Sequence[StepView]:
@@ -176,97 +145,11 @@ class Directory:
 
     # ---------------------------------------------------------------- helpers of the routes above
 
-    async def _check(self, spec: RunSpec) -> dict[str, Any]:
-        """What the run would train on.
-
-        Raises:
-            ConfigError: a file is missing or wrong, a ground truth cannot be judged by, or the deployment does not
-                allow the model's code.
-            TransientError: the reward service does not answer.
-        """
-        if spec.model.trust_remote_code and not self._allow_remote_code:
-            raise ConfigError(
-                "model.trust_remote_code = true: this deployment does not run code from checkpoints; "
-                "knob: SLUICE_ALLOW_REMOTE_CODE on the coordinator and the trainer"
-            )
-        await self._check_room(spec)
-        await asyncio.to_thread(check_model, spec)
-        table = await asyncio.to_thread(load_prompts, spec)
-        if spec.data.total_epochs and len(table) * spec.data.total_epochs < spec.trainer.prompts_per_step:
-            raise ConfigError(
-                f"data.total_epochs = {spec.data.total_epochs} over {len(table)} prompts gives fewer groups than "
-                f"trainer.prompts_per_step = {spec.trainer.prompts_per_step}"
-            )
-        sets = await load_sets(spec, {})
-        earlier = [history.data_manifest for history in await self._runs.all()]
-        manifest = await asyncio.to_thread(manifest_of, spec, table)
-        manifest[TRUTHS] = await self._truths.facts(spec, table, earlier)
-        return manifest | ({"evaluation": {chosen.name: chosen.facts for chosen in sets}} if sets else {})
-
-    async def _check_room(self, spec: RunSpec) -> None:
-        room = (await self._bus.js.stream_info(subjects.ROLLOUTS)).config.max_bytes or 0
-        needed = rollouts_room(spec)
-        if 0 < room < needed:
-            raise ConfigError(
-                f"the ROLLOUTS stream holds {room} bytes; the staleness, checkpoint interval and batch of this run "
-                f"need up to {needed}; shorten checkpoint.interval = {spec.checkpoint.interval}, or raise "
-                f"SLUICE_ROLLOUTS_BYTES"
-            )
-        largest, batch = self._bus.nc.max_payload, batch_room(spec)
-        if batch > largest:
-            raise ConfigError(
-                f"a batch of trainer.prompts_per_step = {spec.trainer.prompts_per_step} groups of "
-                f"rollout.group_size = {spec.rollout.group_size} is one record of up to {batch} bytes; the NATS server "
-                f"takes messages of {largest}: lower one of the two, or raise the server's max_payload"
-            )
-
-    async def _source_of_folder(self, folder: Path) -> forking.Source:
-        """By its run's records where this server has them, else by what is in the folder."""
-        run_id, checkpoint = await asyncio.to_thread(record_of, folder)
-        history = await self._runs.get(run_id)
-        if history is None:
-            return await asyncio.to_thread(forking.source_of_folder, folder)
-        return await forking.source_of_run(self._bus, history, checkpoint)
-
-    async def _created_before(self, run_id: str, record: RunCreated) -> RunView:
-        history = await self._history(run_id)
-        if history.config_hash != record.config_hash:
-            raise ConflictError(
-                f"this Idempotency-Key created run {run_id} with config hash {history.config_hash}, "
-                f"not {record.config_hash}",
-                field="Idempotency-Key",
-                value=run_id,
-            )
-        if history.first_step != record.first_step or bool(history.origin) != bool(record.origin):
-            raise ConflictError(
-                f"this Idempotency-Key created run {run_id}, which starts from training step {history.first_step}, "
-                f"not from {record.first_step}",
-                field="Idempotency-Key",
-                value=run_id,
-            )
-        return await self._view(history, with_spec=True)
-
     async def _history(self, run_id: str) -> RunHistory:
         history = await self._runs.get(run_id)
         if history is None:
             raise missing(run_id)
         return history
-
-    async def _check_deletable(self, history: RunHistory, keep_checkpoints: bool) -> None:
-        if not history.state.terminal:
-            raise ConflictError(
-                f"the run is {history.state}; only a run that has ended can be deleted: stop it first",
-                field="state",
-                value=str(history.state),
-            )
-        for other in [] if keep_checkpoints else await self._runs.forks_of(history.run_id):
-            fork = await self._runs.get(other)
-            if fork is not None and fork.state is RunState.QUEUED:
-                raise ConflictError(
-                    f"run {other} was forked from it and has not begun; wait, stop that one first, or keep checkpoints",
-                    field="keep_checkpoints",
-                    value=False,
-                )
 
     async def _view(self, history: RunHistory, with_spec: bool) -> RunView:
         live = None if history.state.terminal else await self._board.read(history.run_id)
@@ -302,13 +185,6 @@ class Directory:
 
 def missing(run_id: str) -> MissingError:
     return MissingError(f"there is no run {run_id!r}; GET /v1/runs lists them", field="run_id", value=run_id)
-
-
-def _suffix(idempotency_key: str | None) -> str:
-    """Random without a key; with one, a function of it, so that the same key names the same run."""
-    if idempotency_key is None:
-        return secrets.token_hex(4)
-    return hashlib.blake2b(idempotency_key.encode(), digest_size=8).hexdigest()
 
 
 def _counts_from_ledger(history: RunHistory) -> CountsView:
