@@ -6,13 +6,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.config import RunSpec
+from sluice.config import LoraConfig, RunSpec
 from sluice.errors import ConfigError
 
-GB = 1e9
-BYTES = {"bfloat16": 2, "float32": 4}
+GB, MILLION = 1e9, 1e6
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 OPTIMIZER_BYTES = 12
-"""Per parameter: float32 master and AdamW's two moments."""
+"""Per trained parameter: float32 master and AdamW's two moments."""
+UNSHARDED_OPTIMIZER_BYTES = 8
+"""At ZeRO stage 0 the float32 weights are the masters."""
 ROLLOUT_TOKEN_BYTES = 8
 """On the wire: token id and log-prob of a response token."""
 LAYER_ACTIVATIONS = 34
@@ -57,22 +59,38 @@ class Architecture:
             raise ConfigError(f"--architecture {file}: not the config.json of a dense decoder: {error!r}") from None
 
     @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a layer's matrices, by the names that dense decoders give them."""
+        h, inner = self.hidden_size, self.intermediate_size
+        query, key = (heads * self.head_dim for heads in (self.num_attention_heads, self.num_key_value_heads))
+        attention = {"q_proj": (h, query), "k_proj": (h, key), "v_proj": (h, key), "o_proj": (query, h)}
+        mlp = {"gate_proj": (h, inner), "up_proj": (h, inner), "down_proj": (inner, h)}
+        return {f"self_attn.{name}": shape for name, shape in attention.items()} | {
+            f"mlp.{name}": shape for name, shape in mlp.items()
+        }
+
+    @property
     def layer_parameters(self) -> int:
-        h, query = self.hidden_size, self.num_attention_heads * self.head_dim
-        key_value = 2 * self.num_key_value_heads * self.head_dim
-        bias = query + key_value if self.attention_bias else 0
-        return h * query * 2 + h * key_value + bias + 3 * h * self.intermediate_size + 2 * h
+        shapes = self.linear
+        bias = sum(shapes[f"self_attn.{name}_proj"][1] for name in "qkv") if self.attention_bias else 0
+        return sum(inputs * outputs for inputs, outputs in shapes.values()) + bias + 2 * self.hidden_size
 
     @property
     def parameters(self) -> int:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return embeddings + self.num_hidden_layers * self.layer_parameters + self.hidden_size
 
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Of A [rank, in] and B [out, rank] beside each matrix that gets them."""
+        targets = tuple(f".{target}" for target in lora.target_modules or self.linear)
+        sides = sum(sum(shape) for name, shape in self.linear.items() if f".{name}".endswith(targets))
+        return lora.rank * sides * self.num_hidden_layers
+
 
 def estimate(spec: RunSpec, model: Architecture, gpus: int) -> list[tuple[str, str]]:
     """(what, how much) lines: memory of one of the trainer's `gpus`, of the host for each, and traffic of a step."""
     return [
-        ("parameters", f"{model.parameters / GB:.2f} billion"),
+        ("parameters", _parameters(spec, model)),
         ("a trainer's GPU", _gpu(spec, model, gpus)),
         ("host memory per GPU", _host(spec, model, gpus)),
         ("rollouts on the wire", _rollouts(spec)),
@@ -80,20 +98,38 @@ def estimate(spec: RunSpec, model: Architecture, gpus: int) -> list[tuple[str, s
     ]
 
 
+def _trained(spec: RunSpec, model: Architecture) -> int:
+    """Parameters with a gradient and an optimizer state."""
+    return model.adapter_parameters(spec.lora) if spec.lora.rank else model.parameters
+
+
+def _parameters(spec: RunSpec, model: Architecture) -> str:
+    text, trained = f"{model.parameters / GB:.2f} billion", _trained(spec, model)
+    if not spec.lora.rank:
+        return text
+    return f"{text}; adapters of rank {spec.lora.rank} train {trained / MILLION:.1f} million beside them"
+
+
 def _gpu(spec: RunSpec, model: Architecture, gpus: int) -> str:
     t, size = spec.trainer, BYTES[spec.model.trainer_dtype]
-    shard = model.parameters / gpus
-    tokens = t.max_tokens_per_micro_batch
-    whole = model.parameters
+    whole, trained = model.parameters, _trained(spec, model)
+    loaded = whole + (trained if spec.lora.rank else 0)
+    copy = bool(spec.algorithm.kl_loss_coef) and not spec.lora.rank and not t.offload_reference
     parts = {
-        "weights": 0.0 if t.offload_parameters else size * (shard if t.zero_stage == 3 else whole),
-        "gradients": size * (shard if t.zero_stage >= 2 else whole),
-        "optimizer": 0.0 if t.offload_optimizer else OPTIMIZER_BYTES * shard,
+        "weights": 0.0 if t.offload_parameters else size * loaded / (gpus if t.zero_stage == 3 else 1),
+        "gradients": size * trained / (gpus if t.zero_stage >= 2 else 1),
+        "optimizer": 0.0 if t.offload_optimizer else _optimizer(spec, trained, gpus),
+        "reference": size * whole / gpus if copy else 0.0,
         "gathered layers": 2.0 * size * model.layer_parameters if t.zero_stage == 3 else 0.0,
-        "activations": tokens * model.hidden_size * _bytes_kept(spec, model),
+        "activations": t.max_tokens_per_micro_batch * model.hidden_size * _bytes_kept(spec, model),
     }
     split = ", ".join(f"{name} {value / GB:.1f}" for name, value in parts.items() if value)
     return f"about {sum(parts.values()) / GB:.1f} GB with {gpus} of them: {split}"
+
+
+def _optimizer(spec: RunSpec, trained: int, gpus: int) -> float:
+    """Bytes of one rank."""
+    return OPTIMIZER_BYTES * trained / gpus if spec.trainer.zero_stage else float(UNSHARDED_OPTIMIZER_BYTES * trained)
 
 
 def _bytes_kept(spec: RunSpec, model: Architecture) -> float:
@@ -105,9 +141,9 @@ def _bytes_kept(spec: RunSpec, model: Architecture) -> float:
 
 def _host(spec: RunSpec, model: Architecture, gpus: int) -> str:
     t = spec.trainer
-    shard = model.parameters / gpus
-    offloaded = OPTIMIZER_BYTES * shard * t.offload_optimizer
-    offloaded += BYTES[spec.model.trainer_dtype] * shard * t.offload_parameters
+    shard = BYTES[spec.model.trainer_dtype] * model.parameters / gpus
+    offloaded = _optimizer(spec, _trained(spec, model), gpus) * t.offload_optimizer + shard * t.offload_parameters
+    offloaded += shard * (t.offload_reference and bool(spec.algorithm.kl_loss_coef) and not spec.lora.rank)
     return f"{offloaded / GB:.1f} GB offloaded" if offloaded else "nothing offloaded"
 
 

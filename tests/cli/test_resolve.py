@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from sluice.cli import main
-from sluice.cli.estimate import Architecture
+from sluice.cli.estimate import Architecture, estimate
 from sluice.cli.resolve import arithmetic, resolve
 from sluice.config import load_run_spec
 from sluice.errors import ConfigError
@@ -91,6 +91,26 @@ def test_the_estimate_of_the_published_recipe_fits_its_machines(capsys: pytest.C
     assert "32.76 billion" in errors
     memory = re.search(r"about ([0-9.]+) GB with 128", errors)
     assert memory is not None and 10 < float(memory[1]) < 80
+
+
+def test_the_estimate_of_adapters_counts_what_peft_trains_and_publishes_whole_weights() -> None:
+    architecture = Architecture.read(Path("models/tiny/config.json"))
+    sizes = {"whole": ["lora.rank=0"], "all": [], "two": ['lora.target_modules=["q_proj", "mlp.down_proj"]']}
+    specs = {
+        name: resolve(Path("configs/demo.toml"), ["lora.rank=4", "algorithm.kl_loss_coef=0.1", *more])
+        for name, more in sizes.items()
+    }
+    hidden, inner, key = architecture.hidden_size, architecture.intermediate_size, 2 * architecture.head_dim
+    one_layer = 4 * (2 * hidden + 2 * (hidden + key) + 2 * hidden + 3 * (hidden + inner))
+    assert architecture.adapter_parameters(specs["all"].lora) == one_layer * architecture.num_hidden_layers
+    assert architecture.adapter_parameters(specs["two"].lora) == 4 * (2 * hidden + hidden + inner) * 2
+
+    large = Architecture.read(FOLDER / "architectures" / "qwen2.5_32b.json")
+    whole, adapted = (dict(estimate(specs[name], large, 8)) for name in ("whole", "all"))
+    assert re.search(r"optimizer 49\.1, reference 8\.2", whole["a trainer's GPU"])
+    assert re.search(r"adapters of rank 4 train 33\.6 million", adapted["parameters"])
+    assert not re.search("reference", adapted["a trainer's GPU"])
+    assert adapted["weights on the wire"] == whole["weights on the wire"]
 
 
 def test_a_run_file_extends_another_field_by_field_and_never_itself(tmp_path: Path) -> None:
