@@ -13,11 +13,15 @@ WAIT = "evaluation"
 
 
 class Evaluating:
-    """The evaluations of one run, as the loop that sees to them has read and stored them."""
+    """The evaluations of one run, as the loop that sees to them has read and stored them.
 
-    def __init__(self, spec: RunSpec) -> None:
+    Args:
+        first: number of the run's first policy version.
+    """
+
+    def __init__(self, spec: RunSpec, first: int = 0) -> None:
         self._deadline = spec.evaluation.deadline_seconds
-        self.history = EvaluationHistory(spec.evaluation)
+        self.history = EvaluationHistory(spec.evaluation, first)
         self.last: int | None = None
         """Number of the run's last version, once it is known; that one is always evaluated."""
         self.done = 0

@@ -112,7 +112,7 @@ class Run:
             QueueRules.of(history.spec, self.supply.rows, history.origin), history.last_batch
         )
         self.queue.generation_limit = history.generation_limit
-        self.evaluating = Evaluating(history.spec)
+        self.evaluating = Evaluating(history.spec, history.first_step)
         for record in history.since_batch:
             self.queue.commit(record)
         self.queue.publish(history.training_steps)
