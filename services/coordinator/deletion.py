@@ -14,6 +14,7 @@ from nats.js.errors import KeyNotFoundError, NotFoundError
 from services.coordinator.api_problems import ConflictError
 from services.coordinator.history import RunHistory
 from services.coordinator.runs import RunReader
+from sluice.transport.evaluations import remove_evaluation_consumer
 from sluice.transport.nats import Bus
 from sluice.transport.queues import remove_prompt_consumer
 from sluice.types import RunState
@@ -44,6 +45,7 @@ async def delete_run(bus: Bus, run_id: str, keep_checkpoints: bool) -> DeletionV
     deleted = await bus.bucket(subjects.DELETED_BUCKET)
     await deleted.put(run_id, json.dumps({"keep_checkpoints": keep_checkpoints}).encode())
     await remove_prompt_consumer(bus, run_id)
+    await remove_evaluation_consumer(bus, run_id)
     await _forget(bus, subjects.RUNS_BUCKET, run_id)
     for stream, subject in subjects.of_run(run_id):
         async for attempt in bus.retrying():

@@ -21,6 +21,9 @@ STREAMS = (
     subjects.GROUPS,
     subjects.ARCHIVE,
     subjects.EVENTS,
+    subjects.EVALUATIONS,
+    subjects.EVAL_PROMPTS,
+    subjects.EVAL_GROUPS,
 )
 
 

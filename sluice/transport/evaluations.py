@@ -13,7 +13,7 @@ from sluice.errors import WireError
 from sluice.telemetry import get_logger
 from sluice.transport.log import WRONG_LAST_SEQUENCE, FencedLog, follow_stream, read_stream
 from sluice.transport.nats import RETRYABLE, Bus
-from sluice.transport.queues import Delivery, join_work
+from sluice.transport.queues import Delivery, join_work, leave_work
 from sluice.types import EvaluationGroup, EvaluationPrompt, EvaluationRecord
 from sluice.wire import subjects
 from sluice.wire.evaluation import (
@@ -131,8 +131,13 @@ async def stored_evaluation_groups(bus: Bus, run_id: str, number: int) -> set[in
     return {int(found.rsplit(".", 1)[1]) for found in info.state.subjects or {}}
 
 
-async def clear_evaluation(bus: Bus, run_id: str, number: int | None = None) -> None:
-    """Take back the prompts and groups of an evaluation that is settled, or of all of a run's."""
+async def remove_evaluation_consumer(bus: Bus, run_id: str) -> None:
+    """Forget the consumer that the reserved workers of a run shared; nothing happens when there is none."""
+    await leave_work(bus, subjects.EVAL_PROMPTS, evaluators(run_id))
+
+
+async def clear_evaluation(bus: Bus, run_id: str, number: int) -> None:
+    """Take back the prompts and groups of an evaluation that is settled."""
     for stream, subject in (
         (subjects.EVAL_PROMPTS, subjects.evaluation_prompts(run_id, number)),
         (subjects.EVAL_GROUPS, subjects.evaluation_groups(run_id, number)),

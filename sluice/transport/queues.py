@@ -126,8 +126,13 @@ async def join_work(bus: Bus, stream: str, subject: str, durable: str) -> Any:
 
 async def remove_prompt_consumer(bus: Bus, run_id: str) -> None:
     """Forget the consumer that the workers of a run shared; nothing happens when there is none."""
+    await leave_work(bus, subjects.PROMPTS, _durable(run_id))
+
+
+async def leave_work(bus: Bus, stream: str, durable: str) -> None:
+    """Forget a consumer of a work queue, for all its workers; nothing happens when there is none."""
     try:
-        await bus.js.delete_consumer(subjects.PROMPTS, _durable(run_id))
+        await bus.js.delete_consumer(stream, durable)
     except NotFoundError:
         return
 
