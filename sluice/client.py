@@ -15,14 +15,13 @@ from pydantic import BaseModel, ValidationError
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, SluiceError, TransientError
 from sluice.evaluation_views import RunEvaluationView
+from sluice.group_views import GroupDetailView, GroupView
 from sluice.prompt_views import PromptsView
 from sluice.secrets import HIDDEN, PERCENT_ENCODE, redact_url
 from sluice.views import (
     CheckpointView,
     DeletionView,
     EventView,
-    GroupDetailView,
-    GroupView,
     Problem,
     RunAction,
     RunView,

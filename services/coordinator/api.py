@@ -17,13 +17,12 @@ from services.coordinator.api_access import TokenCheck
 from services.coordinator.api_body import add_run_spec_schema
 from sluice.config import RunSpec
 from sluice.evaluation_views import RunEvaluationView
+from sluice.group_views import GroupDetailView, GroupView
 from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
     DeletionView,
     EventView,
-    GroupDetailView,
-    GroupView,
     RunAction,
     RunView,
     StepView,

@@ -12,12 +12,11 @@ from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, ForkBody, 
 from services.coordinator.api_problems import responses
 from sluice.config import RunSpec
 from sluice.evaluation_views import RunEvaluationView
+from sluice.group_views import GroupDetailView, GroupView
 from sluice.prompt_views import PromptsView
 from sluice.views import (
     CheckpointView,
     DeletionView,
-    GroupDetailView,
-    GroupView,
     RunAction,
     RunView,
     StepView,

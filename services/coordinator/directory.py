@@ -26,6 +26,7 @@ from services.coordinator.truths import TruthCheck
 from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec, changed
 from sluice.evaluation_views import RunEvaluationView
+from sluice.group_views import GroupDetailView, GroupView
 from sluice.prompt_views import PromptsView
 from sluice.transport.log import follow_stream, read_stream
 from sluice.transport.nats import Bus
@@ -35,8 +36,6 @@ from sluice.views import (
     CountsView,
     DeletionView,
     EventView,
-    GroupDetailView,
-    GroupView,
     RunAction,
     RunView,
     StepView,

@@ -11,11 +11,11 @@ from services.coordinator.prompt_source import PromptSource, SourceShelf
 from sluice.algorithms.dynamic_sampling import drop_reason
 from sluice.data import seed_of
 from sluice.errors import ConfigError, WireError
+from sluice.group_views import GroupDetailView, GroupView, RolloutView, SpanView
 from sluice.transport.archive import Archive
 from sluice.transport.nats import Bus
 from sluice.transport.queues import fetch_rollouts
 from sluice.types import Group, RolloutSummary, VersionSpan
-from sluice.views import GroupDetailView, GroupView, RolloutView, SpanView
 from sluice.wire import subjects
 from sluice.wire.codec import decode_group
 

@@ -23,8 +23,8 @@ from sluice.cli.replay_training import Again, train_again
 from sluice.client import RunsClient
 from sluice.config import FilterConfig, parse_run_spec
 from sluice.errors import ConfigError
+from sluice.group_views import GroupDetailView, RolloutView
 from sluice.types import FinishReason, Group, GroupStatus, PolicyVersion, RolloutSummary, VerdictKind
-from sluice.views import GroupDetailView, RolloutView
 
 PARALLEL = 16
 RIGHT = 0.5

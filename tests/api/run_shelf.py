@@ -16,6 +16,7 @@ from services.coordinator.api_problems import ConflictError, MissingError
 from sluice.config import RunSpec, changed, parse_run_spec
 from sluice.errors import ConfigError, TransientError
 from sluice.evaluation_views import RunEvaluationView
+from sluice.group_views import GroupDetailView, GroupView
 from sluice.prompt_views import PromptsView
 from sluice.types import RunState
 from sluice.views import (
@@ -23,8 +24,6 @@ from sluice.views import (
     CheckpointView,
     DeletionView,
     EventView,
-    GroupDetailView,
-    GroupView,
     OriginView,
     RunAction,
     RunView,

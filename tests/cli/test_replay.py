@@ -9,7 +9,7 @@ import pytest
 from sluice.cli import main
 from sluice.cli.replay import compare
 from sluice.config import FilterConfig
-from sluice.views import GroupDetailView, RolloutView
+from sluice.group_views import GroupDetailView, RolloutView
 
 
 def rollout(acc: float, shaping: float = 0.0, verdict: str = "scored") -> RolloutView:
