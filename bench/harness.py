@@ -74,6 +74,7 @@ def run_benchmark(
 ) -> None:
     """Run `work` in the project's folder, print its table and write `NAME.json`; a SluiceError ends with code 1."""
     parser.add_argument("--quick", action="store_true", help="the tiny model and one turn: does it still run?")
+    parser.add_argument("--markdown", action="store_true", help="print the table as docs/results.md has it")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts" / "bench", help="folder of NAME.json")
     arguments = parser.parse_args()
     arguments.output = arguments.output.absolute()
@@ -87,7 +88,10 @@ def run_benchmark(
     file = arguments.output / f"{name}.json"
     body = {"name": name, "machine": begin, "versions": versions(), **asdict(report)}
     file.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-    show(name, begin, report)
+    if arguments.markdown:
+        print(markdown(report))
+    else:
+        show(name, begin, report)
     print(f"figures: {file}")
 
 
@@ -160,6 +164,19 @@ def show(name: str, begin: Mapping[str, Any], report: Report) -> None:
     for what, value in report.ratios.items():
         console.print(f"{what}: [bold]{_cell(value)}[/]")
     console.print(f"[dim]{report.reading}[/]")
+
+
+def markdown(report: Report) -> str:
+    """The report as the tables of docs/results.md."""
+    columns = list(dict.fromkeys(figure for row in report.figures.values() for figure in row))
+    rows = [[name, *(_cell(figures.get(column)) for column in columns)] for name, figures in report.figures.items()]
+    ratios = [[what, _cell(value)] for what, value in report.ratios.items()]
+    return "\n\n".join(_markdown_table(head, body) for head, body in ((["", *columns], rows), (["ratio", ""], ratios)))
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
 
 def short(value: float) -> str:

@@ -5,8 +5,9 @@ The service runs as it is deployed, with a worker process a core, and shares the
 decimals, fractions, expressions, tuples, sets and intervals. The serial side parses and compares them with Math-Verify
 in this process, its timeouts off. A core's worth is a second of CPU time of the service and its workers together.
 
-The poisoned side sends groups of 16 responses; of all items one in a hundred is a check that never ends and costs its
-whole time limit. Latency is that of groups without such an item: what their neighbours do to them.
+The last two sides send groups of 16 responses, four open at a time. On the poisoned one, one item in a hundred is a
+check that never ends and costs its whole time limit. Latency is that of groups without such an item: what their
+neighbours do to them, beside the same groups with healthy neighbours. About two minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ REASONING = "We look at each case in turn, add what they give, and check the sum
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side that count")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side that count")
     parser.add_argument("--items", type=int, default=2048, help="responses in a turn")
     run_benchmark(NAME, parser, measure)
 
@@ -57,8 +58,9 @@ async def measure(arguments: argparse.Namespace) -> Report:
             "Math-Verify, serial": _serial(make_items("math", items)[: items // SERIAL_SHARE]),
         }
         found = await take_turns(sides, rounds)
-        latencies = await _latencies(service, 20 if arguments.quick else 400)
-    figures: Figures = figures_of(found) | {"math, 1 % poisoned": latencies}
+        groups = 20 if arguments.quick else 300
+        healthy, poisoned = [await _latencies(service, groups, share) for share in (0.0, POISONED)]
+    figures: Figures = figures_of(found) | {"math, nothing poisoned": healthy, "math, 1 % poisoned": poisoned}
     ratios = {
         "math, gRPC / (cores x serial Math-Verify)": Spread.of(
             grpc["verdicts / s"] / (service.workers * serial["verdicts / s"])
@@ -68,6 +70,7 @@ async def measure(arguments: argparse.Namespace) -> Report:
             found["math, gRPC"], found["Math-Verify, serial"], "verdicts / CPU-s"
         ),
     }
+    ratios["p99, 1 % poisoned / nothing poisoned"] = Spread.of([poisoned["p99 ms"] / healthy["p99 ms"]])
     settings = {"rounds": rounds, "items": items, "batch": BATCH, "open": OPEN, "workers": service.workers}
     return Report(settings, figures, ratios, READING)
 
@@ -157,9 +160,17 @@ def _through_grpc(service: Service, items: Sequence[ScoreItem]) -> Side:
         begun, cpu = time.monotonic(), service.cpu_seconds()
         await asyncio.gather(*(ask(items[at : at + BATCH]) for at in range(0, len(items), BATCH)))
         seconds, spent = time.monotonic() - begun, service.cpu_seconds() - cpu
-        return {"verdicts / s": len(items) / seconds, "verdicts / CPU-s": len(items) / spent}
+        return _rates(len(items), seconds, spent, service.workers)
 
     return turn
+
+
+def _rates(items: int, seconds: float, spent: float, cores: int) -> Measured:
+    return {
+        "verdicts / s": items / seconds,
+        "verdicts / s / core": items / seconds / cores,
+        "verdicts / CPU-s": items / spent,
+    }
 
 
 def _serial(items: Sequence[ScoreItem]) -> Side:
@@ -174,13 +185,13 @@ def _serial(items: Sequence[ScoreItem]) -> Side:
             answer = math_verify.parse(item.response, parsing_timeout=None)
             math_verify.verify(truth, answer, timeout_seconds=None)
         seconds, spent = time.monotonic() - begun, time.process_time() - cpu
-        return {"verdicts / s": len(items) / seconds, "verdicts / CPU-s": len(items) / spent}
+        return _rates(len(items), seconds, spent, 1)
 
     return turn
 
 
-async def _latencies(service: Service, groups: int) -> Measured:
-    """Latency of healthy groups, four open at a time, while one item in a hundred never ends."""
+async def _latencies(service: Service, groups: int, poisoned: float) -> Measured:
+    """Latency of healthy groups, four open at a time, while such a share of all items never ends."""
     numbers = random.Random(2)
     poison = ScoreItem("poison/0", "regex", "p", "a" * 50, "(a+)+b", "{}", 1)
     items = make_items("math", groups * GROUP)
@@ -188,7 +199,7 @@ async def _latencies(service: Service, groups: int) -> Measured:
     healthy: list[float] = []
 
     async def ask(at: int) -> None:
-        group = [poison if numbers.random() < POISONED else item for item in items[at : at + GROUP]]
+        group = [poison if numbers.random() < poisoned else item for item in items[at : at + GROUP]]
         async with room:
             begun = time.monotonic()
             await service.client.score(group)
