@@ -5,19 +5,22 @@ store and fetch the same bytes and do nothing else: raw JetStream (publish, pull
 the same server, a Redis stream with a consumer group in Valkey, and files in a folder. Each waits for the answer to
 each message, stores a few groups of eight at a time, fetches up to 64 messages at a time, and holds what it has fetched
 as a trainer holds its batch. None of the three forces its file to the disk for each message. A round trip is storing
-and fetching. The codec row is Sluice's side without the bus: encoding, hashing and decoding alone, in one thread.
+and fetching. The codec row is Sluice's side without the bus: encoding, hashing and decoding alone, in one thread. All
+sides run in one process that takes memory from the system as a trainer's does (`sluice up` sets that).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
 from bench.bus_sides import GROUP_SIZE, GROUPS_AT_ONCE, codec, file_queue, raw, redis_stream, sluice
 from bench.harness import Report, figures_of, ratio, run_benchmark, services, take_turns
-from sluice.local.stack import StackOptions
+from sluice.local.stack import TORCH_ENVIRONMENT, StackOptions
 from sluice.packed import LogProbs, TokenIds
 from sluice.transport.nats import Bus
 from sluice.types import FinishReason, PolicyVersion, Rollout, VersionSpan
@@ -30,6 +33,8 @@ QUEUES = ("raw", "redis", "files")
 
 
 def main() -> None:
+    if not TORCH_ENVIRONMENT.items() <= os.environ.items():
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **TORCH_ENVIRONMENT})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side that count")
     parser.add_argument("--groups", type=int, default=48, help="groups of eight rollouts in a turn")

@@ -1,9 +1,12 @@
 """The coordinator's price: CPU for each group, with 1,000, 10,000 and 100,000 groups live.
 
 The queue: the pure filter queue, from a group's arrival to the last decision that follows from it, group by group, at a
-staleness bound of 3. The process: a real coordinator on a real NATS server, that hears of each group, refills it,
-publishes its prompt, and emits batches; what its process used, in windows of 50 groups, at a bound of 15. Half of the
-groups are kept, in random order; a batch is the live groups over the bound and one; it is trained at once.
+staleness bound of 3; the same groups go through it several times, and the least that each cost counts.
+
+The process: a real coordinator on a real NATS server, that hears of each group, refills it, publishes its prompt, and
+emits batches; what its process used, in windows of 50 groups, at a bound of 15.
+
+Half of the groups are kept, in random order; a batch is the live groups over the bound and one; it is trained at once.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from pathlib import Path
 
 from bench.coordinator_side import GROUP_SIZE, STALENESS, coordination, percentile
 from bench.harness import Figure, Report, run_benchmark
-from bench.queue_side import queue_seconds
+from bench.queue_side import least_queue_seconds
 
 NAME = "coordinator"
 LIVE: tuple[int, ...] = (1_000, 10_000, 100_000)
 QUEUE_GROUP_SIZE, QUEUE_STALENESS = 8, 3
+PLAYS = 4
+"""Of the queue, the same each time: a group's cost is the least of its costs."""
 WINDOW = 50
 
 
@@ -37,7 +42,7 @@ async def measure(arguments: argparse.Namespace) -> Report:
         sizes, turns, at_least = (200,), 1.0, 300
     figures: dict[str, Mapping[str, Figure]] = {}
     for live in sizes:
-        seconds = list(queue_seconds(live, QUEUE_STALENESS, QUEUE_GROUP_SIZE, max(at_least, live)))
+        seconds = least_queue_seconds(live, QUEUE_STALENESS, QUEUE_GROUP_SIZE, max(at_least, live), PLAYS)
         figures[f"queue, {live:,} live"] = _figures(seconds)
     for live in sizes:
         count = max(at_least, int(turns * live))
@@ -46,6 +51,7 @@ async def measure(arguments: argparse.Namespace) -> Report:
         "turns": turns,
         "staleness": {"queue": QUEUE_STALENESS, "process": STALENESS},
         "group_size": {"queue": QUEUE_GROUP_SIZE, "process": GROUP_SIZE},
+        "plays": PLAYS,
         "window": WINDOW,
     }
     smallest, largest = f"{sizes[0]:,} live", f"{sizes[-1]:,} live"

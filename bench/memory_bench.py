@@ -1,9 +1,9 @@
 """Memory: what each service holds while 100,000 groups of one run go through it, and what a group costs it.
 
-Coordinator, rollout worker, reward, NATS and Valkey are the real ones; engine and trainer are simulated and take next to
-no modelled time, so that the run is as fast as the processors allow. Half of the groups are kept. Every few seconds the
-resident memory of each service, all its processes together, is noted beside the number of groups issued; growth is the
-slope of the straight line through what was noted after the first fifth. At the end the run is audited.
+Coordinator, rollout worker, reward, NATS and Valkey are the real ones; engine and trainer are simulated and take next
+to no modelled time, so that the run is as fast as the processors allow. Half of the groups are kept. Every few seconds
+the resident memory of each service, all its processes together, is noted beside the number of groups issued; growth is
+the slope of the straight line through what was noted after the first fifth. At the end the run is audited.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ of a synchronous step; half of the groups are kept.
 
 Sampling: rounds, streaming on-policy as rounds are, and streaming at η = 1, at keep rates 0.2, 0.5 and 0.8, on an
 engine that generates one training batch of prompts at a time, with the tokens that neither trained nor were dropped by
-their outcomes.
+their outcomes. Its responses and runs are shorter: only modes that share them are compared.
 
 Beside each stands the model: the same filter queue and the same draws in virtual time, with services that cost nothing.
 """
@@ -42,7 +42,9 @@ TOKENS = 128
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--median", type=float, default=0.2, help="seconds of a median response")
-    parser.add_argument("--steps", type=int, default=16, help="training steps of a run")
+    parser.add_argument("--steps", type=int, default=10, help="training steps of a run")
+    parser.add_argument("--sampling-median", type=float, default=0.05, help="--median of the runs that compare modes")
+    parser.add_argument("--sampling-steps", type=int, default=5, help="--steps of the runs that compare modes")
     parser.add_argument("--batch", type=int, default=16, help="groups of a training step")
     parser.add_argument("--rounds", type=int, default=1, help="times that each run is repeated")
     run_benchmark(NAME, parser, measure)
@@ -52,21 +54,25 @@ async def measure(arguments: argparse.Namespace) -> Report:
     """Both experiments, in one invocation; runs on the same simulation share a stack."""
     chosen, etas, keep_rates, concurrency = arguments, ETAS, KEEP_RATES, arguments.batch
     if arguments.quick:
-        chosen = argparse.Namespace(**{**vars(arguments), "median": 0.02, "steps": 3, "batch": 4, "rounds": 1})
+        quick = {"median": 0.02, "steps": 3, "sampling_median": 0.02, "sampling_steps": 3, "batch": 4, "rounds": 1}
+        chosen = argparse.Namespace(**{**vars(arguments), **quick})
         etas, keep_rates, concurrency = (0, 1), (0.5,), 0
+    shorter = {"median": chosen.sampling_median, "steps": chosen.sampling_steps}
+    sampling = argparse.Namespace(**{**vars(chosen), **shorter})
     plans: dict[Simulation, dict[str, RunSpec]] = {}
     plans.setdefault(_simulation(chosen, 0.5, 0), {}).update({f"η = {eta}": _spec(chosen, eta) for eta in etas})
     for keep in keep_rates:
         modes = {
-            f"rounds, keep {keep}": _rounds(_spec(chosen, 0)),
-            f"streaming, keep {keep}": _spec(chosen, 0),
-            f"streaming η = 1, keep {keep}": _spec(chosen, 1),
+            f"rounds, keep {keep}": _rounds(_spec(sampling, 0)),
+            f"streaming, keep {keep}": _spec(sampling, 0),
+            f"streaming η = 1, keep {keep}": _spec(sampling, 1),
         }
-        plans.setdefault(_simulation(chosen, keep, concurrency), {}).update(modes)
+        plans.setdefault(_simulation(sampling, keep, concurrency), {}).update(modes)
     found: dict[str, list[Measured]] = {}
     for simulation, specs in plans.items():
         found |= await _measure(chosen, simulation, specs)
-    settings = {"median": chosen.median, "steps": chosen.steps, "batch": chosen.batch, "rounds": chosen.rounds}
+    names = ("median", "steps", "sampling_median", "sampling_steps", "batch", "rounds")
+    settings = {name: getattr(chosen, name) for name in names}
     figures = figures_of(found)
     return Report(settings, figures, _ratios(figures, etas, keep_rates), READING)
 
