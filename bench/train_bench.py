@@ -71,6 +71,8 @@ TRAINER: Mapping[str, Mapping[str, Any]] = {
 QUOTIENTS = (
     ("speed, Sluice / TRL", "tokens / s", "Sluice", "TRL"),
     ("speed, Sluice / padded loop", "tokens / s", "Sluice", "padded loop"),
+    ("CPU-s, TRL / Sluice", "CPU-s", "TRL", "Sluice"),
+    ("CPU-s, padded loop / Sluice", "CPU-s", "padded loop", "Sluice"),
     ("memory, Sluice / TRL", "peak RSS MiB", "Sluice", "TRL"),
     ("memory, Sluice / padded loop", "peak RSS MiB", "Sluice", "padded loop"),
     ("CPU-s, ZeRO-3 / torch", "CPU-s", "Sluice, 1 core", "torch, 1 core"),
