@@ -14,10 +14,6 @@ from services.coordinator.staff import Beat
 from sluice.types import RunState
 from sluice.views import BottleneckView, CountsView, View, WaitView
 
-GROUPS = "groups"
-"""The wait for groups in flight."""
-
-
 class LiveStatus(View):
     """What only the coordinator that holds the run knows; people see it, no service depends on it."""
 
@@ -74,7 +70,7 @@ def status_of(
     waits = [
         WaitView(name=name, waits_for=who, seconds=now - clocks.progress_at, deadline_seconds=limit)
         for name, who in _waits_by_state(history, queue, workers).items()
-        if name != GROUPS or generates
+        if generates or name != "groups"
     ]
     if evaluation := evaluating.wait(beat.staff.workers):
         waits.append(evaluation)
@@ -115,7 +111,7 @@ def _waits_by_state(history: RunHistory, queue: FilterQueue, workers: int) -> di
             missing = {"trainer": "a trainer that publishes v0"} if history.version_number < 0 else {}
             return missing | ({"rollout_worker": "a rollout worker that joins"} if workers == 0 else {})
         case RunState.RUNNING if queue.in_flight:
-            return {GROUPS: f"{queue.in_flight} groups in flight at {workers} rollout workers"}
+            return {"groups": f"{queue.in_flight} groups in flight at {workers} rollout workers"}
         case RunState.RUNNING if queue.finished and history.training_steps >= queue.k:
             return {}  # but for the evaluation of the last version
         case RunState.RUNNING:
