@@ -26,6 +26,8 @@ from sluice.wire.codec import encode_rollout
 from tests.servers import free_port
 from tests.trainer.script import RUN, Script
 
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets, and that a test's own rank has set before."""
 PATIENCE = 120.0
 """Seconds after which a test that waits has failed."""
 
@@ -52,6 +54,14 @@ def trainer_process(settings: TrainerSettings) -> Iterator[subprocess.Popen[byte
     finally:
         process.kill()
         process.wait()
+
+
+def torchrun(ranks: int, settings: TrainerSettings) -> int:
+    """Serve a run with ranks that torchrun starts and numbers, on this host; the exit code."""
+    command = [sys.executable, "-m", "services.trainer.launch", "--standalone", "--nproc-per-node", str(ranks)]
+    places = {"SLUICE_NATS_URL": settings.nats_url, "SLUICE_DATA_DIR": str(settings.data_dir), "OMP_NUM_THREADS": "1"}
+    environ = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+    return subprocess.run(command, env={**environ, **places}, check=False, timeout=2 * PATIENCE).returncode
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -19,7 +19,7 @@ from sluice.transport.nats import Bus
 from sluice.types import Checkpoint, RunState
 from tests.trainer import resizing, several_ranks
 from tests.trainer.resizing import STAGES, State
-from tests.trainer.running import events, lineages, tensors, train, versions
+from tests.trainer.running import events, lineages, tensors, torchrun, train, versions
 from tests.trainer.script import RUN, Script, make_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_cannot_be_converted_says_why_and_leaves_nothing(tmp_p
 
 
 @pytest.mark.usefixtures("one_rank")
-async def test_one_rank_takes_over_from_two_and_replays_from_the_newest_whole_checkpoint(
+async def test_one_rank_takes_over_from_two_of_torchrun_and_replays_from_the_newest_whole_checkpoint(
     bus: Bus, tiny_model: Path, settings: TrainerSettings, tmp_path: Path
 ) -> None:
     optim = {"lr": 1e-3, "lr_warmup_steps": 4}
@@ -108,8 +108,7 @@ async def test_one_rank_takes_over_from_two_and_replays_from_the_newest_whole_ch
     for _ in range(2):
         await script.add_batch()
     await script.set_state(RunState.STOPPING, record=True)
-    variables = {"SLUICE_NATS_URL": settings.nats_url, "SLUICE_DATA_DIR": str(settings.data_dir)}
-    assert await asyncio.to_thread(several_ranks.run, "served", 2, tiny_model, tmp_path, **variables) == 0
+    assert await asyncio.to_thread(torchrun, 2, settings) == 0
 
     folder = settings.checkpoints_dir / RUN
     (folder / "2.1" / "ledger.bin").write_bytes(b"damaged")
