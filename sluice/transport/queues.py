@@ -35,7 +35,7 @@ from sluice.wire.codec import (
 )
 
 T = TypeVar("T")
-ACK_WAIT_SECONDS = 30.0
+ACK_WAIT_SECONDS = 10.0
 """A prompt whose holder has not said "in progress" for this long is delivered to somebody else."""
 PARALLEL_FETCHES = 64
 TOGETHER = 16

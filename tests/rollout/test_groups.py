@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from sluice.transport.queues import Delivery, PromptQueue, fetch_rollouts, queue_depth
+from sluice.transport.queues import Delivery, PromptQueue, fetch_rollouts, queue_depth, queue_depth
 from sluice.types import FinishReason, GroupStatus, PolicyVersion, VerdictKind
 from sluice.wire.codec import encode_prompt
 from tests.rollout.conftest import StartWorker
@@ -154,7 +152,6 @@ async def test_a_worker_takes_no_more_groups_than_it_may_hold_and_refills_slots_
         seen.append((await queue_depth(stage.bus, stage.run))[1])
         return await stage.prompts_left() == 0
 
-    await asyncio.sleep(0.3)
     await eventually(done)
     assert max(seen) <= 4  # two slots, and at worst the answer to an earlier pull
     assert len(await stage.groups(12)) == 12

@@ -16,6 +16,7 @@ import pytest
 from services.rollout.config import WorkerConfig
 from sluice.errors import ConfigError
 from sluice.transport.log import ledger_log
+from sluice.transport.queues import ACK_WAIT_SECONDS
 from sluice.types import GroupStatus, RunCreated, Sampling
 from tests.rollout.conftest import StartProcess, StartWorker
 from tests.rollout.stage import ROOT, EngineServer, Stage, eventually
@@ -92,7 +93,7 @@ async def test_what_cannot_finish_before_the_drain_deadline_is_handed_to_somebod
     group = (await stage.groups(1))[0]
 
     assert group.worker == "staying"
-    assert time.monotonic() - left < 20  # not after the 30 s of silence that a dead worker costs
+    assert time.monotonic() - left < ACK_WAIT_SECONDS  # not after the silence that a dead worker costs
 
 
 async def test_a_run_that_is_stopping_gets_no_more_groups_and_the_worker_turns_to_the_next_run(
