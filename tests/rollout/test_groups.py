@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.transport.queues import Delivery, PromptQueue, fetch_rollouts, queue_depth, queue_depth
+from sluice.transport.queues import Delivery, PromptQueue, fetch_rollouts, queue_depth
 from sluice.types import FinishReason, GroupStatus, PolicyVersion, VerdictKind
 from sluice.wire.codec import encode_prompt
 from tests.rollout.conftest import StartWorker
