@@ -14,6 +14,7 @@ from services.coordinator.staff import Beat
 from sluice.types import RunState
 from sluice.views import BottleneckView, CountsView, View, WaitView
 
+
 class LiveStatus(View):
     """What only the coordinator that holds the run knows; people see it, no service depends on it."""
 

@@ -72,7 +72,15 @@ def arithmetic(spec: RunSpec) -> list[tuple[str, str]]:
         ),
         ("response tokens", f"at most {rollouts * r.max_response_length} in a training step"),
         ("checkpoints", f"{checkpoints}, of which the newest {spec.checkpoint.keep} are kept{_and_every(spec)}"),
+        *([("evaluations", _evaluations(spec))] if spec.evaluation.sets else []),
     ]
+
+
+def _evaluations(spec: RunSpec) -> str:
+    e, total = spec.evaluation, spec.trainer.total_steps
+    due = sum(number == total or e.due(number, 0) for number in range(total + 1))
+    sets = ", ".join(chosen.name for chosen in e.sets)
+    return f"{due} on {sets}, with {e.samples} responses to each problem; at most {e.max_servers} rollout workers at it"
 
 
 def _and_every(spec: RunSpec) -> str:
@@ -111,4 +119,6 @@ def _toml(value: Any) -> str:
         return json.dumps(UNSET)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

@@ -70,11 +70,16 @@ def _over(base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_unset(fields: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null: the text "unset" stands for it."""
-    return {
-        key: _with_unset(value) if isinstance(value, dict) else (None if value == UNSET else value)
-        for key, value in fields.items()
-    }
+    """TOML has no null: the text "unset" stands for it, also in lists of tables."""
+    return {key: _unset(value) for key, value in fields.items()}
+
+
+def _unset(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _with_unset(value)
+    if isinstance(value, list):
+        return [_with_unset(entry) if isinstance(entry, dict) else entry for entry in value]
+    return None if value == UNSET else value
 
 
 def _read(path: Path) -> dict[str, Any]:
