@@ -19,6 +19,8 @@ from sluice.wire.codec import decode_group
 from sluice.wire.records import decode_trainer
 
 TICK_SECONDS = 1.0
+UNREAD_GROUPS = 1024
+"""Groups that wait here for the loop; the others wait in GROUPS, however far the loop is behind."""
 
 
 class RunInbox:
@@ -27,6 +29,7 @@ class RunInbox:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._queue: asyncio.Queue[News | BaseException] = asyncio.Queue()
+        self._room = asyncio.Semaphore(UNREAD_GROUPS)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -44,6 +47,8 @@ class RunInbox:
         news = await self._queue.get()
         if isinstance(news, BaseException):
             raise news
+        if isinstance(news, Stored):
+            self._room.release()
         return news
 
     def fail(self, error: BaseException) -> None:
@@ -65,9 +70,12 @@ class RunInbox:
         start = run.queue.groups_seen + 1
         async for sequence, payload, _ in follow_stream(run.bus, subjects.GROUPS, subjects.groups(run.id), start):
             try:
-                self._queue.put_nowait(Stored(sequence, decode_group(payload)))
+                group = decode_group(payload)
             except WireError as error:
                 run.dead_letter(sequence, error)
+                continue
+            await self._room.acquire()
+            self._queue.put_nowait(Stored(sequence, group))
 
     async def _trainer(self) -> None:
         run = self._run

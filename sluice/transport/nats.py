@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from nats.js.api import KeyValueConfig, StreamConfig
 from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 from prometheus_client import Counter
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from sluice.errors import ConfigError, TransientError
 from sluice.secrets import encoded_credentials, redact
@@ -42,6 +44,8 @@ RECONNECT_SECONDS = cast(int, 0.25)
 """Between tries to connect again; the client sleeps for any number of seconds, though it asks for whole ones."""
 BUCKET_STREAM = "KV_"
 """How the stream below a key-value bucket is called."""
+REMIND_SECONDS = 10.0
+"""Between two lines of the log about requests that have to be repeated."""
 ANSWER_SECONDS = 2.0
 """A request without an answer for this long is asked again: the server that took it may be gone."""
 
@@ -58,6 +62,8 @@ class Bus:
         seconds = min(deadline_seconds, ANSWER_SECONDS)
         self.js: JetStreamContext = client.jetstream(timeout=seconds)
         self._burst = Burst(client, answers, seconds)
+        self._log = get_logger("nats")
+        self._said_at = -math.inf
         self.deadline_seconds = deadline_seconds
 
     @classmethod
@@ -129,7 +135,7 @@ class Bus:
             retry=retry_if_exception_type(RETRYABLE),
             stop=stop_after_delay(self.deadline_seconds),
             wait=wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
-            before_sleep=lambda _: RETRIES.inc(),
+            before_sleep=self._note_try,
             reraise=True,
         )
 
@@ -140,12 +146,23 @@ class Bus:
         """
         try:
             return await request()
-        except RETRYABLE:
-            RETRIES.inc()
+        except RETRYABLE as error:
+            self._note(error)
         async for attempt in self.retrying():
             with attempt:
                 return await request()
         raise AssertionError("unreachable: the retry loop returns or raises")
+
+    def _note_try(self, state: RetryCallState) -> None:
+        if state.outcome is not None and (error := state.outcome.exception()) is not None:
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        """Count a request that is made again; the log says from time to time why, long before the deadline does."""
+        RETRIES.inc()
+        if time.monotonic() - self._said_at >= REMIND_SECONDS:
+            self._said_at = time.monotonic()
+            self._log.warning("nats_retrying", error=str(error) or repr(error), deadline_seconds=self.deadline_seconds)
 
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
         """Store one message and return its stream sequence.

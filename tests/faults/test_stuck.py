@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import httpx
 from sluice.transport.log import read_stream
 from sluice.transport.nats import Bus
 from sluice.wire import subjects
-from tests.coordinator.stage import Coordinator, Stage, create, get, spec
+from tests.coordinator.stage import Coordinator, Stage, create, get, spec, wait_for_state
 from tests.faults.conftest import StartCoordinator
-from tests.faults.work import Hands, batches, until
+from tests.faults.work import Hands, batches, finish, issued, trained, until
 from tests.local.processes import supervised, valkey
 from tests.servers import free_port
 
@@ -35,6 +36,28 @@ async def test_whoever_is_stuck_is_named_in_the_status_a_metric_and_an_alarm(
         await hands.store(*range(4))
         await batches(stage, 1)
         await until(_named(coordinator, stage, "training_step"), "the trainer does not publish v1")
+        assert await issued(stage) == 4, "nothing is generated for a trainer that is behind"
+
+
+async def test_a_full_stream_of_prompts_and_a_coordinator_that_falls_behind_cost_time_and_nothing_else(
+    bus: Bus, nats_url: str, start_coordinator: StartCoordinator
+) -> None:
+    coordinator = start_coordinator(nats_url)
+    config = (await bus.js.stream_info(subjects.PROMPTS)).config
+    await bus.js.update_stream(config, max_msgs=3)
+    stage = Stage(bus, (await create(coordinator, spec()))["id"])
+    await stage.join()
+    hands = Hands(stage)
+    await hands.hold(0, 1, 2)  # more does not fit, although 8 are issued
+    coordinator.freeze()
+    await hands.store(2, 0, 1)
+    coordinator.thaw()
+    await finish(stage, 4)
+    await wait_for_state(coordinator, stage.run_id, "succeeded")
+    assert len(await trained(stage)) == 16
+    async with httpx.AsyncClient() as client:
+        shown = (await client.get(f"{coordinator.url}/metrics")).text
+    assert re.search(r"^sluice_nats_retries_total [1-9]", shown, re.MULTILINE), "it says that it was held back"
 
 
 def _named(coordinator: Coordinator, stage: Stage, wait: str) -> Callable[[], Awaitable[bool]]:

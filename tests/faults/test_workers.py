@@ -198,6 +198,21 @@ async def test_a_reward_server_that_hangs_costs_time_and_no_verdict(
     assert {group.status for group in groups.values()} == {GroupStatus.SCORED}
 
 
+async def test_a_full_stream_holds_workers_back_until_there_is_room_and_they_say_so(
+    stage: Stage, bus: Bus, start_worker: StartWorker
+) -> None:
+    config = (await bus.js.stream_info(subjects.ROLLOUTS)).config
+    room = config.max_bytes
+    await bus.js.update_stream(config, max_bytes=1)
+    worker = start_worker("w")
+    await stage.offer(*(stage.prompt(n, sampling=SHORT) for n in range(3)))
+    await eventually(lambda: "maximum bytes exceeded" in worker.log.read_text())
+    assert await stage.stored() == {}, "no group whose rollouts are not all stored"
+    await bus.js.update_stream(config, max_bytes=room)
+    for group in (await stage.groups(3)).values():
+        assert len(await rollouts(bus, group)) == stage.prompt(0).group_size
+
+
 async def test_a_frozen_nats_server_stops_everything_and_loses_nothing(
     stage: Stage, nats_server: NatsServer, bus: Bus, start_worker: StartWorker
 ) -> None:
