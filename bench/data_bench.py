@@ -66,7 +66,7 @@ READING = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side that count (default 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each side that count (default 2)")
     parser.add_argument("--rows", type=int, default=20_000, help="rows of a file (default 20000)")
     parser.add_argument("--without-datasets", action="store_true", help="leave the other side out")
     run_benchmark(NAME, parser, measure)
@@ -85,7 +85,7 @@ async def measure(arguments: argparse.Namespace) -> Report:
     for name, copies in (("all different", 1), (f"{COPIES} copies of each", COPIES)):
         file = arguments.output / f"data-{copies}.parquet"
         write_rows(file, rows, copies, plain=arguments.quick)
-        sides[f"Sluice, {name}"] = _sluice(_on(spec, file), rows)
+        sides[f"Sluice, {name}"] = _sluice(_on(spec, file, arguments.quick), rows)
         if beside:
             sides[f"datasets, {name}"] = _datasets(python, file, spec, rows)
     found = await take_turns(sides, rounds)
@@ -119,11 +119,11 @@ def _problem(numbers: random.Random, plain: bool) -> tuple[str, str]:
     return f"{BEFORE}\n\nGiven ${a}x + {b} = 0$, {problem}.\n\n{AFTER}", str(a)
 
 
-def _on(spec: RunSpec, file: Path) -> RunSpec:
+def _on(spec: RunSpec, file: Path, plain: bool) -> RunSpec:
     fields = spec.model_dump(mode="json")
     fields["data"] = {
         "train_files": [str(file)],
-        "prompt_format": spec.data.prompt_format,
+        "prompt_format": "raw" if plain else "chat",
         "max_prompt_length": MAX_TOKENS,
     }
     fields["trainer"]["max_tokens_per_micro_batch"] = 1 << 20
