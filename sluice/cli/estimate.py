@@ -88,9 +88,14 @@ class Architecture:
 
 
 def estimate(spec: RunSpec, model: Architecture, gpus: int) -> list[tuple[str, str]]:
-    """(what, how much) lines: memory of one of the trainer's `gpus`, of the host for each, and traffic of a step."""
+    """(what, how much) lines: memory of one of the trainer's `gpus`, of the host for each, and traffic of a step.
+
+    Raises:
+        ConfigError: so many GPUs cannot share micro-batches of this model.
+    """
     return [
         ("parameters", _parameters(spec, model)),
+        ("micro-batches", _micro_batches(spec, model, gpus)),
         ("a trainer's GPU", _gpu(spec, model, gpus)),
         ("host memory per GPU", _host(spec, model, gpus)),
         ("rollouts on the wire", _rollouts(spec)),
@@ -108,6 +113,24 @@ def _parameters(spec: RunSpec, model: Architecture) -> str:
     if not spec.lora.rank:
         return text
     return f"{text}; adapters of rank {spec.lora.rank} train {trained / MILLION:.1f} million beside them"
+
+
+def _micro_batches(spec: RunSpec, model: Architecture, gpus: int) -> str:
+    shared, tokens, heads = spec.trainer.sequence_parallel, spec.micro_batch_tokens, model.num_attention_heads
+    if gpus % shared:
+        raise ConfigError(
+            f"trainer.sequence_parallel = {shared} must divide the number of the trainer's GPUs, --gpus {gpus}"
+        )
+    if shared > heads:
+        raise ConfigError(f"trainer.sequence_parallel = {shared} is more than the model's {heads} attention heads")
+    if shared == 1:
+        return f"{gpus} at a time, of at most {tokens:,} tokens"
+    most, uneven = -(-heads // shared), heads % shared
+    return (
+        f"{gpus // shared} at a time, of at most {tokens:,} tokens: each on {shared} GPUs, with "
+        f"{spec.trainer.max_tokens_per_micro_batch:,} tokens and {'at most ' if uneven else ''}{most} of {heads} "
+        f"attention heads on each{', so some wait for others' if uneven else ''}"
+    )
 
 
 def _gpu(spec: RunSpec, model: Architecture, gpus: int) -> str:

@@ -67,8 +67,8 @@ def arithmetic(spec: RunSpec) -> list[tuple[str, str]]:
         (
             "tokens of a row",
             f"at most {row} = {d.max_prompt_length} prompt + {r.max_response_length} response; "
-            f"at least {t.max_tokens_per_micro_batch // row} rows fit into a micro-batch of "
-            f"{t.max_tokens_per_micro_batch} tokens",
+            f"at least {spec.micro_batch_tokens // row} rows fit into a micro-batch of "
+            f"{spec.micro_batch_tokens} tokens",
         ),
         ("response tokens", f"at most {rollouts * r.max_response_length} in a training step"),
         ("checkpoints", f"{checkpoints}, of which the newest {spec.checkpoint.keep} are kept{_and_every(spec)}"),
