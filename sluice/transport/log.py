@@ -6,7 +6,8 @@ message id is sent: the de-duplication window would answer a stale writer "store
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -114,15 +115,16 @@ async def read_stream(
     end = await last_sequence(bus, stream, subject)
     if end < start:
         return
-    async for sequence, payload, time in follow_stream(bus, stream, subject, start):
-        yield sequence, payload, time
-        if sequence >= end:
-            return
+    async with contextlib.aclosing(follow_stream(bus, stream, subject, start)) as messages:
+        async for sequence, payload, time in messages:
+            yield sequence, payload, time
+            if sequence >= end:
+                return
 
 
 async def follow_stream(
     bus: Bus, stream: str, subject: str, start: int = 1
-) -> AsyncIterator[tuple[int, bytes, datetime]]:
+) -> AsyncGenerator[tuple[int, bytes, datetime], None]:
     """Yield what `subject` holds from sequence `start` on, then what arrives, for ever and without gaps.
 
     The consumer lives on the server; when the server forgets it (restart, inactivity), a new one starts where we were.
@@ -155,3 +157,5 @@ async def follow_stream(
         finally:
             if bus.nc.is_connected:
                 await consumer.unsubscribe()
+                with contextlib.suppress(TimeoutError, nats.errors.Error):  # it runs out by itself
+                    await bus.js.delete_consumer(stream, str(config.name))

@@ -93,3 +93,10 @@ async def test_a_follower_misses_nothing_and_repeats_nothing_over_a_restart_of_t
             await asyncio.sleep(0.05)
     follower.cancel()
     assert seen == written
+
+
+async def test_who_has_read_a_subject_leaves_nothing_behind_on_the_server(bus: Bus) -> None:
+    log = ledger_log(bus, "run")
+    await log.append(Claim("a"))
+    assert len(await ledger_log(bus, "run").read()) == 1
+    assert (await bus.js.stream_info(subjects.LEDGER)).state.consumer_count == 0
