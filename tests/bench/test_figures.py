@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bench.harness import Measured, Side, Spread, figures_of, ratio, short, take_turns
+from bench.harness import Figures, Measured, Report, Side, Spread, figures_of, markdown, ratio, short, take_turns
 from bench.processes import cpu_seconds, machine_cpu_seconds, session_cpu_seconds
 from bench.step_split import Sample, covered, processes
 
@@ -40,6 +40,20 @@ def test_figures_are_shown_with_three_digits() -> None:
     assert [short(v) for v in (12345.6, 100.4, 99.96, 0.123456)] == ["12,346", "100", "100", "0.123"]
     assert str(Spread.of([1.0, 2.0, 4.0])) == "2 (1 – 4)"
     assert str(Spread.of([1.5])) == "1.5"
+
+
+def test_a_report_is_written_as_tables_for_the_documentation() -> None:
+    figures: Figures = {"a": {"seconds": Spread.of([1.0, 2.0, 4.0]), "tokens": 12.0}, "b": {"seconds": 3.0}}
+    assert markdown(Report({}, figures, {"b / a": 1.5}, "")).splitlines() == [
+        "| | seconds | tokens |",
+        "| --- | --- | --- |",
+        "| a | 2 (1 – 4) | 12 |",
+        "| b | 3 | - |",
+        "",
+        "| ratio | |",
+        "| --- | --- |",
+        "| b / a | 1.5 |",
+    ]
 
 
 def test_time_in_which_anything_went_on_is_counted_once() -> None:
