@@ -5,6 +5,7 @@ Nothing of the run is changed: no lease, no record, no purge; weights go to a fo
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from services.trainer.comparison import Comparison, Row
 from services.trainer.config import TrainerSettings
 from services.trainer.recording import Recording, read_recording
 from services.trainer.wiring import Parts, make_trainer
+from sluice.config import RunSpec
 from sluice.errors import ConfigError, PermanentError, SluiceError, TransientError
 from sluice.telemetry import Logger
 from sluice.types import Batch, Checkpoint, Version
@@ -78,7 +80,7 @@ def _prepare(
     if parts.ranks.first:
         try:
             recording = parts.nats.call(read_recording(parts.bus, run_id), "recording", CALL_SECONDS)
-            claim = fit_to_ranks(_claim(recording, start), parts.ranks.world_size, log, scratch)
+            claim = fit_to_ranks(_claim(recording, start, parts.ranks.world_size), parts.ranks.world_size, log, scratch)
             plan = _Plan(claim, recording.batches_from(claim.k))
             comparison = Comparison(recording, lambda version: _recorded_folder(parts.nats, version, scratch))
         except SluiceError as error:
@@ -89,8 +91,8 @@ def _prepare(
     return comparison, plan
 
 
-def _claim(recording: Recording, start: str | None) -> Claim:
-    """The run as a replay takes it: no lineage of its own, and nothing older to go back to."""
+def _claim(recording: Recording, start: str | None, world_size: int) -> Claim:
+    """The run as a replay takes it: no lineage of its own, nothing older to go back to, and for other ranks."""
     created = recording.created
     record = _checkpoint_at(recording, start)
     try:
@@ -98,7 +100,14 @@ def _claim(recording: Recording, start: str | None) -> Claim:
         restored = None if record is None else Restored(record, verify(record), (), foreign=foreign)
     except PermanentError as error:
         raise ConfigError(f"a replay cannot start there: {error}") from None
-    return Claim(created.run_id, recording.spec, created.config_hash, 0, restored)
+    return Claim(created.run_id, regrouped(recording.spec, world_size), created.config_hash, 0, restored)
+
+
+def regrouped(spec: RunSpec, world_size: int) -> RunSpec:
+    """The spec with micro-batches as large, shared by as many ranks as there are for it."""
+    shared = math.gcd(spec.trainer.sequence_parallel, world_size)
+    changes = {"sequence_parallel": shared, "max_tokens_per_micro_batch": spec.micro_batch_tokens // shared}
+    return spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes)})
 
 
 def _checkpoint_at(recording: Recording, start: str | None) -> Checkpoint | None:

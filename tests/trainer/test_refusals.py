@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from services.trainer.claim import Claim, check_claim
 from services.trainer.config import TrainerSettings
 from services.trainer.policy import load_policy
 from services.trainer.ranks import Ranks
+from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from tests.trainer.script import make_spec
 
@@ -113,7 +115,26 @@ def test_a_model_that_would_be_trained_wrongly_is_refused(
 
 def test_attention_without_masks_needs_plain_rows(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match=r"set trainer\.prefix_sharing = false"):
-        load_policy(make_spec(tiny_model, model={"attention": "flash_attention_2"}))
+        make_spec(tiny_model, model={"attention": "flash_attention_2"})
+
+
+def test_ranks_that_share_micro_batches_are_counted_against_ranks_heads_and_rows(
+    tiny_model: Path, one_rank: Ranks
+) -> None:
+    def shared(ranks: int, **fields: Any) -> RunSpec:
+        trainer = {"sequence_parallel": ranks, "total_steps": 1, "max_tokens_per_micro_batch": 7}
+        return make_spec(tiny_model, trainer=trainer, **fields)
+
+    with pytest.raises(ConfigError, match=r"= 7 × trainer\.sequence_parallel = 2 cannot hold one row .* = 16 tokens"):
+        shared(2)
+    with pytest.raises(ConfigError, match=r"sequence_parallel = 3 needs model\.attention = 'sdpa'"):
+        shared(3, model={"attention": "eager"})
+    with pytest.raises(ConfigError, match=r"sequence_parallel = 5 is more than the 4 attention heads of model\.path"):
+        load_policy(shared(5))
+    claim = Claim("run", shared(3), "", 1, None)
+    with pytest.raises(ConfigError, match=r"sequence_parallel = 3 must divide .* WORLD_SIZE=4"):
+        check_claim(claim, allow_remote_code=False, world_size=4)
+    check_claim(claim, allow_remote_code=False, world_size=6)
 
 
 def test_dropout_of_a_checkpoint_is_switched_off(tiny_model: Path, tmp_path: Path, one_rank: Ranks) -> None:
