@@ -2,8 +2,9 @@
 
 Coordinator, rollout worker, reward, NATS and Valkey are the real ones; engine and trainer are simulated and take next
 to no modelled time, so that the run is as fast as the processors allow. Half of the groups are kept. Every few seconds
-the resident memory of each service, all its processes together, is noted beside the number of groups issued; growth is
-the slope of the straight line through what was noted after the first fifth. At the end the run is audited.
+the resident memory of each service, all its processes together, is noted beside the number of groups issued. Memory
+goes up and down with garbage collectors: it is flat if the least that was held late in the run is the least that was
+held early. At the end the run is audited.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +30,9 @@ GROUP_SIZE, BATCH, STALENESS, CHECKPOINT_INTERVAL = 2, 256, 2, 4
 QUICK_BATCH, QUICK_GROUPS = 16, 256
 INSTANT = "constant:0.000001"
 RUN_SECONDS = 7200.0
-SHARES = (0.1, 0.2, 0.5, 1.0)
-"""Of the run's groups, at which memory is told."""
-SETTLED = 0.2
-"""Until then services still load what they need and fill what they keep anyhow."""
+EARLY, LATE = (0.2, 0.4), (0.8, 1.0)
+"""Shares of the run's groups between which memory is compared. Before, services still load what they need, and fill
+what they keep for some minutes anyhow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,8 @@ async def measure(arguments: argparse.Namespace) -> Report:
 
 
 READING = (
-    "MiB resident by share of the groups, all processes of a service together; growth after the first fifth, for each "
-    "10,000 groups. CPU-ms is what a group costs the service, batches, policy versions and checkpoints included."
+    "MiB resident, all processes of a service together: the least in the second and in the last fifth of the groups, "
+    "and the most at any time. CPU-ms is what a group costs the service, with batches, versions and checkpoints."
 )
 
 
@@ -109,17 +108,22 @@ def _look(stack: SimulatedStack, groups: int) -> Sample:
 
 
 def figures(samples: Sequence[Sample], name: str) -> dict[str, Figure]:
-    """A service's row: memory at the SHARES of the run, its growth, and what a group costs."""
+    """A service's row: the memory that it held early, late and at most, and what a group costs it."""
     first, last = samples[0], samples[-1]
-    at = {f"MiB at {share:.0%}": _nearest(samples, share * last.groups).mib[name] for share in SHARES}
-    settled = [sample for sample in samples if sample.groups >= SETTLED * last.groups]
-    slope = statistics.linear_regression([s.groups for s in settled], [s.mib[name] for s in settled]).slope
+    early, late = _least(samples, name, EARLY), _least(samples, name, LATE)
     cost = 1000 * (last.cpu[name] - first.cpu[name]) / (last.groups - first.groups)
-    return {**at, "growth, MiB / 10,000": 1e4 * slope, "CPU-ms": cost}
+    return {
+        "MiB early": early,
+        "MiB late": late,
+        "late / early": late / early,
+        "MiB at most": max(sample.mib[name] for sample in samples),
+        "CPU-ms": cost,
+    }
 
 
-def _nearest(samples: Sequence[Sample], groups: float) -> Sample:
-    return min(samples, key=lambda sample: abs(sample.groups - groups))
+def _least(samples: Sequence[Sample], name: str, between: tuple[float, float]) -> float:
+    low, high = (share * samples[-1].groups for share in between)
+    return min((s.mib[name] for s in samples if low <= s.groups <= high), default=samples[-1].mib[name])
 
 
 def _rates(samples: Sequence[Sample]) -> dict[str, Figure]:

@@ -8,8 +8,10 @@ import time
 import pytest
 
 from bench.harness import Figures, Measured, Report, Side, Spread, figures_of, markdown, ratio, short, take_turns
+from bench.memory_bench import Sample, figures
 from bench.processes import cpu_seconds, machine_cpu_seconds, session_cpu_seconds
-from bench.step_split import Sample, covered, processes
+from bench.step_split import Sample as StepSample
+from bench.step_split import covered, processes
 
 
 async def test_sides_take_turns_and_each_begins_a_round() -> None:
@@ -56,6 +58,13 @@ def test_a_report_is_written_as_tables_for_the_documentation() -> None:
     ]
 
 
+def test_memory_is_compared_by_the_least_that_was_held_early_and_late() -> None:
+    held = [10.0, 50.0, 40.0, 60.0, 70.0, 44.0]  # at 0, 20, … 100 % of the groups; the first look is while it starts
+    samples = [Sample(at, 200 * at, {"nats": mib}, {"nats": 0.2 * at}) for at, mib in enumerate(held)]
+    row = figures(samples, "nats")
+    assert row == {"MiB early": 40, "MiB late": 44, "late / early": 1.1, "MiB at most": 70, "CPU-ms": 1.0}
+
+
 def test_time_in_which_anything_went_on_is_counted_once() -> None:
     assert covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.5, 5.7)], (0.0, 10.0)) == 4.0
     assert covered([(0.0, 2.0), (8.0, 20.0)], (1.0, 10.0)) == 3.0
@@ -64,9 +73,9 @@ def test_time_in_which_anything_went_on_is_counted_once() -> None:
 
 def test_processor_time_is_that_within_the_window_whichever_process_used_it() -> None:
     samples = [
-        Sample(0.0, 100.0, {("trainer", 1): 5.0}),
-        Sample(2.0, 103.0, {("trainer", 1): 7.0}),
-        Sample(4.0, 107.0, {("trainer", 2): 0.5}),  # 1 has ended, its successor began within the window
+        StepSample(0.0, 100.0, {("trainer", 1): 5.0}),
+        StepSample(2.0, 103.0, {("trainer", 1): 7.0}),
+        StepSample(4.0, 107.0, {("trainer", 2): 0.5}),  # 1 has ended, its successor began within the window
     ]
     rows = processes(samples, (1.0, 4.0), steps=3)
     assert rows["CPU: trainer"] == {"CPU-s / step": pytest.approx(1.5 / 3), "cores": pytest.approx(1.5 / 3)}
