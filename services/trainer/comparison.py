@@ -14,7 +14,7 @@ from torch import Tensor
 from services.trainer.recording import Recording
 from services.trainer.report import StepReport
 from sluice.types import PolicyVersion, Version
-from sluice.weights.manifest import Manifest
+from sluice.weights.manifest import MANIFEST_FILE, AdaptersEntry, Manifest, adapters_run
 
 TENSOR_TYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -74,7 +74,7 @@ class Comparison:
         recorded = self._recording.version(version.number)
         assert recorded is not None, f"batch {version.number - 1} is replayed, so its version was published"
         step = version.number - 1 if self.rows else None
-        row = Row(str(recorded.version), step, chain == recorded.chain, self._as_recorded(manifest, recorded))
+        row = Row(str(recorded.version), step, chain == recorded.chain, self._as_recorded(path, manifest, recorded))
         row.weights_distance = 0.0 if row.hash_equal else self._distance(path, manifest, recorded)
         self.rows.append(row)
 
@@ -85,7 +85,7 @@ class Comparison:
         row.loss, row.recorded_loss = replayed["loss"], recorded.get("loss")
         row.differences = differences(replayed, recorded)
 
-    def _as_recorded(self, manifest: Manifest, recorded: Version) -> bool:
+    def _as_recorded(self, path: Path, manifest: Manifest, recorded: Version) -> bool:
         """Names and parents of versions tell of restarts, which a replay has none of."""
         parent = self._recording.parent(recorded)
         named = replace(
@@ -93,12 +93,22 @@ class Comparison:
             version=recorded.version,
             parent=parent.version if parent else None,
             parent_hash=parent.manifest_hash if parent else "",
+            adapters=_renamed_adapters(path, manifest, recorded),
         )
         return named.hash == recorded.manifest_hash
 
     def _distance(self, path: Path, manifest: Manifest, recorded: Version) -> float | None:
         folder = self._folder_of(recorded)
         return None if folder is None else distance(read_tensors(path, manifest), read_tensors(folder, manifest))
+
+
+def _renamed_adapters(path: Path, manifest: Manifest, recorded: Version) -> AdaptersEntry | None:
+    """Adapters are published beside a version under its name, which is therefore in their hash."""
+    if manifest.adapters is None:
+        return None
+    beside = path.parent.with_name(adapters_run(manifest.run_id)) / path.name / MANIFEST_FILE
+    named = replace(Manifest.from_json(beside.read_bytes()), version=recorded.version)
+    return replace(manifest.adapters, manifest_hash=named.hash)
 
 
 def differences(replayed: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, float]:

@@ -14,16 +14,18 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.adapters import check_trained_form, trained_form
 from services.trainer.claim import Claim
+from services.trainer.comparison import Comparison
 from services.trainer.policy import load_policy
 from services.trainer.publish import Publisher
 from services.trainer.ranks import Ranks
+from services.trainer.recording import Recording
 from services.trainer.universal import universal_form
 from services.trainer.zero import ZeroEngine
 from sluice.cli import main
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from sluice.telemetry import get_logger
-from sluice.types import PolicyVersion
+from sluice.types import PolicyVersion, RunCreated, Version
 from tests.trainer import resizing
 from tests.trainer.reference import PlainTrainer, distance
 from tests.trainer.script import make_batch, make_spec
@@ -192,6 +194,25 @@ def test_a_published_version_is_exported_merged_and_as_adapters_that_give_the_sa
         adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter"))(ids).logits
     torch.testing.assert_close(adapted, merged, rtol=1e-5, atol=1e-5)
     assert float((adapted - initial).abs().max()) > 1e-2
+
+
+def test_a_replay_that_publishes_the_same_adapters_under_its_own_name_is_found_equal(
+    tiny_model: Path, one_rank: Ranks, tmp_path: Path
+) -> None:
+    spec = lora_spec(tiny_model, 1)
+    engine = ZeroEngine(load_policy(spec), spec, CPU)
+    claim = Claim("run-a", spec, "c0ffee", 1, None)
+    written = [
+        Publisher(tmp_path / name, claim).write(engine, PolicyVersion(1, lineage), 2)
+        for lineage, name in enumerate(("replayed", "recorded"))
+    ]
+    (replayed, manifest), (_, recorded) = [found for found in written if found is not None]
+    version = Version(PolicyVersion(1, 1), "", recorded.hash, "chain")
+    created = RunCreated("run-a", spec.canonical_json, "c0ffee")
+    comparison = Comparison(Recording(created, spec, (), (version,), (), {}, None), lambda _: None)
+    comparison.announce(PolicyVersion(1, 0), replayed, manifest, "chain")
+    assert manifest.hash != recorded.hash
+    assert comparison.rows[0].hash_equal
 
 
 def test_a_run_without_adapters_has_none_to_export(
