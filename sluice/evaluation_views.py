@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -91,3 +92,13 @@ class RunEvaluationView(View):
         """Of `scores`, those over all responses to a problem: avg@k, pass@k, cons@k and best@k with the largest k."""
         wanted = {name: f"@{view.settings['samples']}" for name, view in self.sets.items()}
         return {key: value for key, value in self.scores.items() if key.endswith(wanted[key.split("/")[0]])}
+
+
+def best_of(views: Iterable[RunEvaluationView], metric: str) -> RunEvaluationView | None:
+    """The finished evaluation with the highest value of `metric`, SET/KIND@K; of equal ones the earliest.
+
+    Incomplete ones are left out: what they have is of other problems, or of fewer responses. So is that of v0, the
+    model that the run began as: it has no checkpoint.
+    """
+    whole = [view for view in views if view.number > 0 and view.state == "finished" and metric in view.scores]
+    return max(whole, key=lambda view: (view.scores[metric], -view.number), default=None)

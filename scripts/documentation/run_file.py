@@ -75,6 +75,11 @@ RULES: tuple[tuple[str, dict[str, dict[str, Any]]], ...] = (
         {"rollout": {"group_size": 1}},
     ),
     (
+        "`checkpoint.keep_best` is a metric of an evaluation set, and `evaluation.every_steps` a multiple of "
+        "`checkpoint.interval`: each evaluated step has a checkpoint.",
+        {"checkpoint": {"keep_best": "sums/avg@32"}},
+    ),
+    (
         '`filter.mode = "rounds"` needs `asynchrony.max_staleness = 0`.',
         {"filter": {"mode": "rounds", "gen_batch_size": 4}, "asynchrony": {"max_staleness": 1}},
     ),

@@ -25,12 +25,14 @@ class EvaluationReader:
             return []
         reading = self._known.setdefault(run.run_id, _Reading(self._bus, run))
         history = await reading.refresh()
-        return [await self._with_progress(run.run_id, view) for view in history.views.values()]
+        return [await self._with_progress(run, view) for view in history.views.values()]
 
-    async def _with_progress(self, run_id: str, view: RunEvaluationView) -> RunEvaluationView:
+    async def _with_progress(self, run: RunHistory, view: RunEvaluationView) -> RunEvaluationView:
         if view.state != "running":
             return view
-        done = await stored_evaluation_groups(self._bus, run_id, view.number)
+        if run.state.terminal:
+            return view.model_copy(update={"state": "incomplete", "reason": "the run ended before it was settled"})
+        done = await stored_evaluation_groups(self._bus, run.run_id, view.number)
         return view.model_copy(update={"prompts_done": len(done)})
 
 

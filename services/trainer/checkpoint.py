@@ -27,6 +27,8 @@ ENGINE_FOLDER = "engine"
 UNIVERSAL_SUFFIX = ".universal"
 """Of the folder beside a checkpoint that holds its universal form."""
 READ_BYTES = 8 << 20
+BEST = "best"
+"""Name of the link to the best checkpoint by checkpoint.keep_best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,14 @@ class CheckpointStore:
             if str(folder).removesuffix(UNIVERSAL_SUFFIX) not in paths:
                 shutil.rmtree(folder)
         return kept
+
+    def mark_best(self, record: Checkpoint) -> None:
+        """Have the name `best` point at this checkpoint; at every moment it points at one, or is not there."""
+        part = self._root / f"{BEST}.part"
+        part.unlink(missing_ok=True)
+        part.symlink_to(Path(record.path).name)
+        part.replace(self._root / BEST)
+        _sync(self._root)
 
 
 def to_keep(records: Sequence[Checkpoint], rule: CheckpointConfig) -> list[Checkpoint]:

@@ -12,7 +12,7 @@ from services.trainer.agenda import Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.claim import Claim
-from services.trainer.evaluations import Evaluations
+from services.trainer.evaluations import Evaluations, best_record
 from services.trainer.forks import wanted_by_forks
 from services.trainer.progress import Progress
 from services.trainer.purge import purge
@@ -49,6 +49,7 @@ class Recorder:
         self._world_size, self._address = world_size, weights_address
         self._form = trained_form(claim.spec)
         self._evaluations = evaluations
+        self._best: Checkpoint | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[Checkpoint] | None = None
 
@@ -87,21 +88,39 @@ class Recorder:
     def settle(self, wait: bool) -> None:
         """Once a checkpoint is sealed: store its record, then purge up to what the one before it needs.
 
-        With `wait` it is stored when this returns; without, only if the disk is done.
+        With `wait` it is stored when this returns; without, only if the disk is done. And mark the best one by now.
         """
-        if self._sealing is None or not (wait or self._sealing.done()):
-            return
+        if self._sealing is not None and (wait or self._sealing.done()):
+            self._store_checkpoint(self._sealing)
+        if self._claim.spec.checkpoint.keep_best is not None:
+            self._mark_best()
+
+    def _store_checkpoint(self, sealing: Future[Checkpoint]) -> None:
         with metrics.waiting("checkpoint"):
-            record = self._sealing.result()
+            record = sealing.result()
         self._sealing = None
         self._append(record)
         self._purge()
         self._verified = record
         self._kept.append(record)
-        wanted = self._nats.call(wanted_by_forks(self._bus, self._claim.run_id), wait="forks")
-        self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint, wanted)
+        self._prune()
         metrics.checkpointed(record.k)
         self._log.info("checkpoint_stored", k=record.k, path=record.path)
+
+    def _mark_best(self) -> None:
+        """The evaluations tell which it is: after a restart the same records lead to the same mark."""
+        evaluation = self._evaluations.best()
+        record = best_record(self._kept, evaluation)
+        if evaluation is not None and record is not None and record != self._best:
+            self._best = record
+            self._store.mark_best(record)
+            self._prune()
+            self._log.info("best_checkpoint", k=record.k, path=record.path, scores=evaluation.main_scores)
+
+    def _prune(self) -> None:
+        wanted = self._nats.call(wanted_by_forks(self._bus, self._claim.run_id), wait="forks")
+        wanted |= self._evaluations.wanted(self._kept)
+        self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint, wanted)
 
     def needed(self, versions: Sequence[PolicyVersion]) -> Collection[PolicyVersion]:
         """Versions that an evaluation is made of, or waits to be."""

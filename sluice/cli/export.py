@@ -10,11 +10,16 @@ from typing import Annotated
 import typer
 
 from sluice.cli.connection import At, connect, wait_for
+from sluice.client import RunsClient
 from sluice.errors import ConfigError
+from sluice.evaluation_views import best_of
 from sluice.locations import HUB, model_folder
 from sluice.types import PolicyVersion, Version
+from sluice.views import RunView
 
 FETCH_SECONDS = 3600.0
+BEST = "best"
+"""Stands for the version that is looked up."""
 
 Source = Annotated[
     str,
@@ -35,8 +40,19 @@ Adapter = Annotated[
 ]
 
 
-def export(
-    source: Source, out: Out, version: Number = None, model: Model = None, adapter: Adapter = False, at: At = None
+Best = Annotated[
+    bool, typer.Option("--best", help="The version with the best evaluation, by the run's checkpoint.keep_best.")
+]
+
+
+def export(  # noqa: PLR0913, PLR0917  # one parameter for each flag
+    source: Source,
+    out: Out,
+    version: Number = None,
+    best: Best = False,
+    model: Model = None,
+    adapter: Adapter = False,
+    at: At = None,
 ) -> None:
     """Write a checkpoint that `transformers` loads: verified weights, config, tokenizer, chat template.
 
@@ -44,14 +60,16 @@ def export(
     """
     folder = Path(source)
     if folder.is_dir():
-        if model is None or version is not None:
+        if model is None or version is not None or best:
             raise ConfigError(
-                "a folder is one version: give --model, the model that the run started from, no --version"
+                "a folder is one version: give --model, the model that the run started from, no --version and no --best"
             )
         record = _announced_by(folder)
         wait_for(_write_adapters(record, str(model), out) if adapter else _export(record, model, out))
-    else:
-        wait_for(_export_of_run(source, version, model, out, adapter, at))
+        return
+    if best and version is not None:
+        raise ConfigError(f"--best --version {version}: give one of the two")
+    wait_for(_export_of_run(source, BEST if best else version, model, out, adapter, at))
 
 
 async def _export_of_run(
@@ -59,6 +77,8 @@ async def _export_of_run(
 ) -> None:
     async with connect(at) as client:
         run, versions = await client.get(run_id), await client.versions(run_id)
+        if version == BEST:
+            version = await _best_version(client, run)
     published = {found.version: found for found in versions}
     if not published:
         raise ConfigError(f"run {run_id} has published no version yet")
@@ -73,6 +93,21 @@ async def _export_of_run(
         await _write_adapters(record, str(model or path.removeprefix(HUB).partition("@")[0]), out)
     else:
         await _export(record, model or model_folder(path), out)
+
+
+async def _best_version(client: RunsClient, run: RunView) -> str:
+    """The policy version whose evaluation is the best by the run's own metric.
+
+    Raises:
+        ConfigError: the run names no metric, or has no such evaluation yet.
+    """
+    metric = (run.spec or {})["checkpoint"]["keep_best"]
+    if metric is None:
+        raise ConfigError(f"--best: run {run.id} keeps no best version: checkpoint.keep_best is unset in its run file")
+    found = best_of(await client.evaluations(run.id), metric)
+    if found is None:
+        raise ConfigError(f"--best: run {run.id} has no finished evaluation with {metric} of a trained version yet")
+    return found.version
 
 
 async def _export(record: Version, base: Path, out: Path) -> None:

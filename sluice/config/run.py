@@ -103,6 +103,21 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        metric, every = self.checkpoint.keep_best, self.evaluation.every_steps
+        if metric is None:
+            return self
+        if why := self.evaluation.why_unknown(metric):
+            raise ValueError(f"checkpoint.keep_best = {metric!r}: {why}")
+        if every is None or every % self.checkpoint.interval:
+            raise ValueError(
+                f"checkpoint.keep_best = {metric!r} needs a checkpoint of each evaluated step: "
+                f"evaluation.every_steps = {'unset' if every is None else every} must be a multiple of "
+                f"checkpoint.interval = {self.checkpoint.interval}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         steps, warmup = self.schedule_length, self.optim.lr_warmup_steps
         if self.optim.lr_scheduler_type != "constant" and warmup >= steps:

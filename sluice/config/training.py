@@ -235,6 +235,12 @@ class CheckpointConfig(Section):
         None, ge=1, description="Also keep the checkpoint of every so many steps, a multiple of interval; unset: none."
     )
 
+    keep_best: str | None = Field(
+        None,
+        description="Also keep the checkpoint with the highest value of a metric of an evaluation set, such as "
+        "`aime-2024/avg@32`; its weights stay too, for `sluice export --best`.",
+    )
+
     @model_validator(mode="after")
     def _check_multiple(self) -> Self:
         if self.keep_every is not None and self.keep_every % self.interval:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.config import EvaluationConfig
-from sluice.evaluation_views import EvaluationView, RunEvaluationView
+from sluice.evaluation_views import EvaluationView, RunEvaluationView, best_of
 from sluice.transport.log import Entry
 from sluice.types import EvaluationBegun, EvaluationEnded, EvaluationRecord, PolicyVersion
 
@@ -60,7 +60,7 @@ class EvaluationHistory:
     def needed(self, versions: Iterable[PolicyVersion]) -> set[PolicyVersion]:
         """Those of these versions whose weights an evaluation needs now, or may still need."""
         now = None if self.running is None else self.running.version
-        return {v for v in versions if v == now or (self._wanted(v.number, None) and not self.settled(v.number))}
+        return {v for v in versions if v == now or self.awaited(v.number)}
 
     def due(self, versions: Iterable[PolicyVersion], last: int | None) -> list[PolicyVersion]:
         """The published versions that are to be evaluated and are not yet, lowest first; of a number the newest.
@@ -74,6 +74,14 @@ class EvaluationHistory:
     def pending(self, last: int) -> bool:
         """Whether an evaluation of a version up to `last`, the run's last one, is still to come or to end."""
         return any(self._wanted(number, last) and not self.settled(number) for number in range(self._first, last + 1))
+
+    def awaited(self, number: int) -> bool:
+        """Whether version `number` is due, and not yet evaluated or passed over."""
+        return self._wanted(number, None) and not self.settled(number)
+
+    def best(self, metric: str) -> RunEvaluationView | None:
+        """The best evaluation by now."""
+        return best_of(self.views.values(), metric)
 
     def _wanted(self, number: int, last: int | None) -> bool:
         return bool(self._config.sets) and (number == last or self._config.due(number, self._first))
