@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from sluice.config import RunSpec
@@ -39,9 +40,9 @@ class TruthCheck:
         """
         if not spec.reward.check_truths:
             return {"checked": False, "why": "reward.check_truths = false"}
-        if not self._addresses:
-            get_logger("coordinator").warning("truths_unchecked", knob="SLUICE_REWARD_ADDRESSES")
-            return {"checked": False, "why": "SLUICE_REWARD_ADDRESSES is not set on the coordinator"}
+        if why := self._cannot():
+            get_logger("coordinator").warning("truths_unchecked", why=why)
+            return {"checked": False, "why": why}
         from sluice.transport.reward import RewardClient  # brings gRPC along, which nothing else here needs
 
         client = RewardClient(self._addresses, self._seconds, "SLUICE_TRUTH_CHECK_SECONDS")
@@ -58,6 +59,12 @@ class TruthCheck:
         finally:
             await client.close()
         return facts
+
+    def _cannot(self) -> str:
+        """Why nobody can be asked, or ""."""
+        if not self._addresses:
+            return "SLUICE_REWARD_ADDRESSES is not set on the coordinator"
+        return "" if find_spec("grpc") else "the coordinator has no gRPC: install grpcio beside it"
 
 
 def _distinct(spec: RunSpec, table: PromptTable) -> list[int]:
