@@ -272,6 +272,9 @@ class WorkerView(View):
         description="Since it joined the run, by what it did: generate, weight_sync, evaluate, reward, store, idle.",
     )
     tokens_per_second: float | None = None
+    waits: dict[str, float] = Field(
+        default_factory=dict, description="Seconds that its longest wait of each name has lasted; docs/operations.md."
+    )
 
 
 class EventView(View):

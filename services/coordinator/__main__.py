@@ -12,6 +12,7 @@ import uvicorn
 
 from services.coordinator.api import create_app
 from services.coordinator.api_access import check_host
+from services.coordinator.around import Around, NatsWatch
 from services.coordinator.board import StatusBoard
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.directory import Directory
@@ -34,10 +35,12 @@ async def serve(config: CoordinatorConfig) -> None:
     bus = await Bus.connect(config.nats_url, "coordinator", config.nats_deadline_seconds)
     await bus.ensure_streams(StreamLimits(rollouts_bytes=config.rollouts_bytes, replicas=config.stream_replicas))
     board = StatusBoard(config.redis_url, get_logger("coordinator"))
-    metrics = CoordinatorMetrics()
-    host = RunHost(bus, RunReader(bus), board, config, metrics)
+    metrics, watch = CoordinatorMetrics(), NatsWatch()
+    metrics.watch(watch.silent_seconds, board.away_seconds)
+    runs = RunReader(bus)
+    host = RunHost(bus, runs, board, config, metrics)
     truths = TruthCheck(config.reward_addresses, config.truth_check_seconds)
-    directory = Directory(bus, RunReader(bus), board, truths, config.allow_remote_code)
+    directory = Directory(bus, runs, board, Around(watch, board), truths, config.allow_remote_code)
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(directory, config.api_token),
@@ -47,7 +50,7 @@ async def serve(config: CoordinatorConfig) -> None:
         )
     )
     api, holding = asyncio.create_task(server.serve(sockets=[listening])), asyncio.create_task(host.serve())
-    watching, stop = asyncio.create_task(watch_streams(bus, metrics)), asyncio.create_task(_stop_signal())
+    watching, stop = asyncio.create_task(watch_streams(bus, metrics, watch)), asyncio.create_task(_stop_signal())
     try:
         first, _ = await asyncio.wait({api, holding, watching, stop}, return_when=asyncio.FIRST_COMPLETED)
         if stop not in first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import Any
 
 from services.coordinator import forking
 from services.coordinator.api_problems import ConflictError, MissingError
+from services.coordinator.around import PATIENCE_SECONDS, Around
 from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
 from services.coordinator.creation import RunCreator
@@ -50,9 +52,9 @@ class Directory:
     """Implements `services.coordinator.api.RunDirectory`; every replica gives the same answers."""
 
     def __init__(
-        self, bus: Bus, runs: RunReader, board: StatusBoard, truths: TruthCheck, allow_remote_code: bool
+        self, bus: Bus, runs: RunReader, board: StatusBoard, around: Around, truths: TruthCheck, allow_remote_code: bool
     ) -> None:
-        self._bus, self._runs, self._board = bus, runs, board
+        self._bus, self._runs, self._board, self._around = bus, runs, board, around
         sources = SourceShelf()
         self._groups, self._prompts = GroupReader(bus, sources), PromptReader(bus, sources)
         self._evaluations = EvaluationReader(bus)
@@ -145,13 +147,21 @@ class Directory:
     # ---------------------------------------------------------------- helpers of the routes above
 
     async def _history(self, run_id: str) -> RunHistory:
-        history = await self._runs.get(run_id)
+        """As it stands now; as it was read last, if NATS does not answer."""
+        try:
+            async with asyncio.timeout(0 if self._around.nats_is_away else PATIENCE_SECONDS):
+                history = await self._runs.get(run_id)
+        except TimeoutError:
+            history = self._runs.known(run_id)
+            if history is None:
+                raise
         if history is None:
             raise missing(run_id)
         return history
 
     async def _view(self, history: RunHistory, with_spec: bool) -> RunView:
         live = None if history.state.terminal else await self._board.read(history.run_id)
+        missed = self._around.waits(history, live)
         live = live or LiveStatus(counts=_counts_from_ledger(history))
         return RunView(
             id=history.run_id,
@@ -165,11 +175,13 @@ class Directory:
             training_steps=history.training_steps,
             batches=history.end_step,
             forked_from=forking.view_of(history.origin),
-            forks=tuple(await self._runs.forks_of(history.run_id)) if with_spec else (),
+            forks=tuple(await self._runs.forks_of(history.run_id))
+            if with_spec and not self._around.nats_is_away
+            else (),
             total_steps=history.spec.trainer.total_steps,
             policy_version=history.versions[-1].version if history.versions else None,
             counts=live.counts,
-            waits=live.waits,
+            waits=(*missed, *live.waits),
             bottleneck=live.bottleneck,
             spec=history.spec.model_dump(mode="json") if with_spec else None,
             data=history.data_manifest if with_spec else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
@@ -142,6 +142,8 @@ class CoordinatorMetrics:
         self.stream_limit = gauge(
             "stream_limit_bytes", "Most bytes that it may hold; absent without a limit.", "stream"
         )
+        self.nats_silent = gauge("nats_silent_seconds", "For how long NATS has not answered; 0 while it does.")
+        self.redis_away = gauge("redis_away_seconds", "For how long Redis has been away; 0 while it is there.")
         self.storage = gauge("jetstream_storage_bytes", "File storage that NATS uses for all streams.")
         self.ended = Counter(
             "sluice_runs_ended_total", "Runs that this coordinator saw end, by state.", ("state",), registry=registry
@@ -149,6 +151,11 @@ class CoordinatorMetrics:
         for state in RunState:
             if state.terminal:
                 self.ended.labels(state=str(state))
+
+    def watch(self, nats_silent: Callable[[], float], redis_away: Callable[[], float]) -> None:
+        """Have what this coordinator misses be looked at whenever the metrics are read."""
+        self.nats_silent.set_function(nats_silent)
+        self.redis_away.set_function(redis_away)
 
     # ---------------------------------------------------------------- what happens
 

@@ -46,11 +46,10 @@ from sluice.types import (
     TrainingFailed,
 )
 from sluice.views import WaitView
+from sluice.waits import REMIND_SECONDS
 from sluice.wire import subjects
 
 PUBLISHED_TOGETHER = 64
-REMIND_SECONDS = 30.0
-"""A wait that lasts is in the log after this long, however far off its deadline is."""
 
 
 class Run:

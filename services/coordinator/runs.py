@@ -32,6 +32,11 @@ class RunReader:
             self._known[run_id] = reading
         return history
 
+    def known(self, run_id: str) -> RunHistory | None:
+        """The run as it was when it was read last, for when NATS is away; None if it never was."""
+        reading = self._known.get(run_id)
+        return reading.history if reading else None
+
     async def all(self) -> list[RunHistory]:
         """All runs, newest first."""
         found = [history for run_id in await self._ids() if (history := await self.get(run_id)) is not None]
@@ -63,7 +68,7 @@ class _Reading:
 
     def __init__(self, bus: Bus, run_id: str) -> None:
         self._bus = bus
-        self._history = RunHistory(run_id)
+        self.history = RunHistory(run_id)
         self._ledger: FencedLog[LedgerRecord] = ledger_log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
         self._reading = asyncio.Lock()
@@ -72,14 +77,14 @@ class _Reading:
         """The run's history; None if there is no such run, or none any more."""
         async with self._reading:
             for entry in await self._ledger.read():
-                self._history.fold_ledger(entry)
+                self.history.fold_ledger(entry)
             for record in await self._trainer.read():
-                self._history.fold_trainer(record)
-            if not self._ledger.last or (self._history.state.terminal and await self._is_deleted()):
+                self.history.fold_trainer(record)
+            if not self._ledger.last or (self.history.state.terminal and await self._is_deleted()):
                 return None
-        return self._history
+        return self.history
 
     async def _is_deleted(self) -> bool:
         """Only a run that has ended can be."""
-        subject = subjects.ledger(self._history.run_id)
+        subject = subjects.ledger(self.history.run_id)
         return await last_sequence(self._bus, subjects.LEDGER, subject) < self._ledger.last

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.coordinator.attendance import Attendance
 from sluice.types import PolicyVersion
 from sluice.views import WorkerView
 
@@ -15,6 +17,8 @@ class TrainerBeat:
 
     name: str
     seconds: Mapping[str, float]
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of its waits that go on now, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +44,9 @@ class Beat:
     """Prompts that no worker has pulled."""
     prompts_delivered: int = 0
     """Prompts in workers' hands."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When NATS gave the last answer; monotonic time."""
+    unheard_seconds: float = 0.0
+    """For how long it has given none; 0 if it answers."""
+    workers_seen: Attendance = field(default_factory=Attendance)
+    trainers_seen: Attendance = field(default_factory=Attendance)

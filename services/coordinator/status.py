@@ -10,6 +10,7 @@ from services.coordinator.eval_status import Evaluating, generation_pauses
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter
+from services.coordinator.parts import waits_of_parts
 from services.coordinator.staff import Beat
 from sluice.types import RunState
 from sluice.views import BottleneckView, CountsView, View, WaitView
@@ -73,6 +74,9 @@ def status_of(
         for name, who in _waits_by_state(history, queue, workers).items()
         if generates or name != "groups"
     ]
+    if history.state in (RunState.RUNNING, RunState.STOPPING):
+        known = {wait.name for wait in waits}
+        waits += [wait for wait in waits_of_parts(history.spec, beat) if wait.name not in known]
     if evaluation := evaluating.wait(beat.staff.workers):
         waits.append(evaluation)
     running = history.state is RunState.RUNNING

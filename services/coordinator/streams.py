@@ -8,6 +8,7 @@ import contextlib
 import nats
 from nats.js.errors import APIError
 
+from services.coordinator.around import NatsWatch
 from services.coordinator.metrics import CoordinatorMetrics
 from sluice.transport.nats import Bus
 from sluice.wire import subjects
@@ -27,11 +28,12 @@ STREAMS = (
 )
 
 
-async def watch_streams(bus: Bus, metrics: CoordinatorMetrics) -> None:
+async def watch_streams(bus: Bus, metrics: CoordinatorMetrics, watch: NatsWatch) -> None:
     """Show the size of every stream, for ever. While the server is away, what was seen last is shown."""
     while True:
         with contextlib.suppress(APIError, TimeoutError, nats.errors.Error):  # the log says that the server is away
             await _look(bus, metrics)
+            watch.answered()
         await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -16,6 +16,7 @@ from services.rollout.engine import Engine, EngineLimits
 from services.rollout.evaluation import Evaluations, Seat
 from services.rollout.gate import Gate
 from services.rollout.group import Bench, roll_out
+from services.rollout.holder import watch_holder
 from services.rollout.presence import LiveStatus, Presence, Status
 from services.rollout.run import Run, RunFinder, RunUnfitError, wait_until_over
 from services.rollout.scoring import ResponseText
@@ -205,6 +206,7 @@ class Worker:
             slots=self._settings.max_groups_in_flight,
             seconds=metrics.time_spent(run_id),
             tokens=metrics.tokens(run_id),
+            waits={name: round(seconds, 1) for name, seconds in metrics.waits(run_id).items()},
         )
 
 
@@ -222,6 +224,7 @@ async def _watching(run: Run, sync: WeightSync, evaluations: Evaluations, stop: 
         sync.follow(),
         sync.run(),
         evaluations.follow(),
+        watch_holder(run),
         until_over(),
         stop.wait(),
     ]

@@ -12,6 +12,7 @@ from prometheus_client import Counter, Gauge
 from services.rollout.activity import Activity
 from sluice.run_series import RunSeries
 from sluice.transport.nats import RETRIES
+from sluice.waits import Waits
 
 STATUSES = ("scored", "verifier_failed", "failed", "lost", "handed_back", "cancelled")
 EVALUATION_STATUSES = ("stored", "failed", "lost", "handed_back")
@@ -90,6 +91,8 @@ DISK_FREE = Gauge("sluice_rollout_disk_free_bytes", "Free space where SLUICE_CAC
 DISK_SIZE = Gauge("sluice_rollout_disk_size_bytes", "Size of that file system.")
 
 _activities: dict[str, Activity] = {}
+_waits: collections.defaultdict[str, Waits] = collections.defaultdict(Waits)
+"""By run; empty names the time between two runs."""
 _joined: collections.Counter[str] = collections.Counter()
 """Workers of this process by run: a process may hold several."""
 
@@ -130,6 +133,7 @@ def leave(run: str) -> None:
     if _joined[run]:
         return
     _activities.pop(run).settle()
+    _waits.pop(run, None)
     _series.end(run)
 
 
@@ -154,12 +158,18 @@ def waiting(run: str, wait: str) -> Iterator[None]:
     if activity:
         activity.begin(wait)
     try:
-        yield
+        with _waits[run].waiting(wait):
+            yield
     finally:
         WAITING.labels(run, wait).dec()
         WAIT_SECONDS.labels(run, wait).inc(time.monotonic() - started)
         if activity:
             activity.end(wait)
+
+
+def waits(run: str) -> dict[str, float]:
+    """Seconds that the longest wait of each name has lasted, for those that go on now."""
+    return _waits[run].longest()
 
 
 def tokens(run: str) -> int:

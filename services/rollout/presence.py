@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from services.rollout.run import NATS_FAULTS, Run
 from sluice.cancellation import end_tasks
 from sluice.transport.queues import publish_event
+from sluice.waits import Reminder
 from sluice.wire import subjects
 
 REFRESH_SECONDS = 2.0
@@ -39,6 +40,8 @@ class Status:
     """Since it joined the run, by what it did."""
     tokens: int
     """Response tokens since it joined the run."""
+    waits: dict[str, float]
+    """Seconds of its waits that go on now, by name."""
 
 
 class LiveStatus:
@@ -86,8 +89,11 @@ class Presence:
             await self._leave(run, bucket)
 
     async def _keep_renewing(self, run: Run, bucket: KeyValue, rate: _Rate) -> None:
+        reminder = Reminder()
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
+            for wait, seconds in reminder.due(self._status().waits).items():
+                run.log.warning("waiting", wait=wait, seconds=round(seconds))
             await self._renew(run, bucket, rate)
 
     async def _renew(self, run: Run, bucket: KeyValue, rate: _Rate) -> None:

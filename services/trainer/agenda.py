@@ -14,6 +14,7 @@ from sluice.config import RunSpec
 from sluice.errors import PermanentError
 from sluice.telemetry import Logger
 from sluice.types import Batch, Floors, RunState, StateChange
+from sluice.waits import Reminder
 
 BEAT_SECONDS = 5.0
 """The other ranks hear from rank 0 at least this often, so that no collective call of theirs runs into its limit."""
@@ -52,7 +53,9 @@ class Agenda:
         self._feed, self._spec, self._nearly_full, self._log = feed, spec, nearly_full, log
         self._items: deque[Item] = deque()
         self._quiet_since = time.monotonic()
+        self._reminder = Reminder()
         self._skipped: Collection[int] = ()
+        self._resumed_at = 0
         self.k = 0
         """The batch that comes next."""
         self.covered = 0
@@ -64,9 +67,9 @@ class Agenda:
         self.records: list[tuple[int, bytes]] = []
         """Sequence and bytes of the records taken since the newest checkpoint."""
 
-    def skip(self, groups: Collection[int]) -> None:
-        """Batches of these groups are passed over: no update is made of them."""
-        self._skipped = groups
+    def go_on(self, skipped: Collection[int], resumed_at: int) -> None:
+        """Batches of the skipped groups are passed over; an end before LEDGER sequence `resumed_at` was none."""
+        self._skipped, self._resumed_at = skipped, resumed_at
 
     def resume(self, k: int, covered: int) -> None:
         """Start where a checkpoint stands: its records were acted on before."""
@@ -85,6 +88,7 @@ class Agenda:
                 self._remind()
                 return Idle()
             self._quiet_since = time.monotonic()
+            self._reminder.due({})
             self._take(entry)
         return self._items.popleft()
 
@@ -103,7 +107,7 @@ class Agenda:
             case StateChange(state=RunState.STOPPING):
                 self._save_if_new()
                 self._items.append(Finish())
-            case StateChange(state=state) if state.terminal:
+            case StateChange(state=state) if state.terminal and entry.sequence > self._resumed_at:
                 self._items.append(Finish())
 
     def _take_batch(self, batch: Batch) -> None:
@@ -118,8 +122,7 @@ class Agenda:
             self._items.append(Save())
 
     def _remind(self) -> None:
-        limit = self._spec.deadlines.no_progress_seconds
+        """Once, when it has been quiet for long: nothing is wrong with that, but a person may want to know."""
         quiet = time.monotonic() - self._quiet_since
-        if quiet >= limit:
-            self._quiet_since = time.monotonic()
-            self._log.warning("waiting", wait="batch", seconds=round(quiet), next_batch=self.k)
+        for wait, seconds in self._reminder.due({"batch": quiet}).items():
+            self._log.info("waiting", wait=wait, seconds=round(seconds), next_batch=self.k)

@@ -17,6 +17,7 @@ from services.trainer.report import StepReport
 from sluice.run_series import STALENESS, RunSeries
 from sluice.timesheet import TimeSheet
 from sluice.transport.nats import RETRIES
+from sluice.waits import Waits
 
 SECONDS = (0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 LOAD, WAIT = "load", "wait"
@@ -103,6 +104,7 @@ class _Served:
 
 
 _served = _Served()
+_waits = Waits()
 
 
 def serve(run: str, lineage: int) -> None:
@@ -137,10 +139,16 @@ def waiting(name: str) -> Iterator[None]:
     run, begin = _served.run, time.monotonic()
     WAITING.labels(run, name).set(1)
     try:
-        yield
+        with _waits.waiting(name):
+            yield
     finally:
         WAITING.labels(run, name).set(0)
         WAIT_SECONDS.labels(run, name).inc(time.monotonic() - begin)
+
+
+def waits() -> dict[str, float]:
+    """Seconds of the waits that go on now, by name. May be called from another thread."""
+    return {name: round(seconds, 1) for name, seconds in _waits.longest().items()}
 
 
 def published(version: int, nbytes: int) -> None:

@@ -18,7 +18,8 @@ REFRESH_SECONDS = 2.0
 async def keep_present(bus: Bus, run_id: str, name: str) -> None:
     """Renew the registration until cancelled; it then runs out by itself. A server that is away is not waited for."""
     while True:
-        payload = json.dumps({"name": name, "seconds": metrics.time_spent()}).encode()
+        told = {"name": name, "seconds": metrics.time_spent(), "waits": metrics.waits()}
+        payload = json.dumps(told).encode()
         try:
             bucket = await bus.bucket(subjects.TRAINERS_BUCKET, subjects.WORKER_TTL_SECONDS)
             await bucket.put(run_id, payload)

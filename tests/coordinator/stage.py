@@ -55,7 +55,9 @@ def spec(**changes: Any) -> RunSpec:
 class Coordinator:
     """One replica, as a process of its own."""
 
-    def __init__(self, nats_url: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, nats_url: str, environment: Mapping[str, str] = MappingProxyType({}), log: Path | None = None
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         settings = os.environ | {
@@ -65,7 +67,8 @@ class Coordinator:
             "SLUICE_LEASE_SECONDS": "2",
         }
         command = [sys.executable, "-m", "services.coordinator"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env={**settings, **environment})
+        output = None if log is None else log.open("ab")
+        self.process = subprocess.Popen(command, cwd=ROOT, env={**settings, **environment}, stderr=output)
         wait_for_port(self.port)
 
     def kill(self) -> None:
@@ -83,18 +86,18 @@ class Coordinator:
 class Stage:
     """Plays the trainer and the workers of one run."""
 
-    def __init__(self, bus: Bus, run_id: str, seed: int = 0, keep: float = 0.7) -> None:
+    def __init__(self, bus: Bus, run_id: str, seed: int = 0, keep: float = 0.7, first_step: int = 0) -> None:
         self.bus, self.run_id, self.keep = bus, run_id, keep
         self.rng = random.Random(seed)
         self.trainer = trainer_log(bus, run_id)
-        self.trained = 0
+        self.first_step = self.trained = first_step
         self.sequence = 0
         self.verifier_error = ""
 
     async def join(self) -> None:
-        """A trainer publishes v0 and a worker registers."""
-        await self.trainer.append(Lineage(1, "test", 0))
-        await self.publish(0)
+        """A trainer publishes the first version and a worker registers."""
+        await self.trainer.append(Lineage(1, "test", self.first_step))
+        await self.publish(self.first_step)
         bucket = await self.bus.bucket(subjects.WORKERS_BUCKET, subjects.WORKER_TTL_SECONDS)
         await bucket.put(f"{self.run_id}.test", json.dumps({"run": self.run_id}).encode())
 
@@ -129,7 +132,7 @@ class Stage:
 
     async def train(self) -> int:
         """Publish a version for every batch not trained yet; returns how many."""
-        new = len(await self.batches()) - self.trained
+        new = self.first_step + len(await self.batches()) - self.trained
         for _ in range(new):
             self.trained += 1
             await self.publish(self.trained)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.coordinator.around import Around, NatsWatch
 from services.coordinator.board import StatusBoard
 from services.coordinator.directory import Directory
 from services.coordinator.rules import DROPS_PER_GROUP, batch_room
@@ -79,9 +80,8 @@ def test_no_batch_record_is_larger_than_the_room_it_is_given(size: int, group_si
 
 
 async def test_a_run_whose_batches_the_server_would_refuse_is_not_created(bus: Bus) -> None:
-    directory = Directory(
-        bus, RunReader(bus), StatusBoard("redis://127.0.0.1:1/0", get_logger("test")), TruthCheck((), 1), False
-    )
+    board = StatusBoard("redis://127.0.0.1:1/0", get_logger("test"))
+    directory = Directory(bus, RunReader(bus), board, Around(NatsWatch(), board), TruthCheck((), 1), False)
     assert bus.nc.max_payload == 1 << 20, "the server's own default"
     fits, grows = spec(512, 16, 0), spec(1024, 16, 1)
     assert (await directory.create(fits, None)).total_steps == fits.trainer.total_steps

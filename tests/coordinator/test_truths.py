@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.coordinator.around import Around, NatsWatch
 from services.coordinator.board import StatusBoard
 from services.coordinator.directory import Directory
 from services.coordinator.runs import RunReader
@@ -46,7 +47,7 @@ async def test_a_run_with_a_truth_that_its_verifier_cannot_read_is_refused_by_ro
 ) -> None:
     truths, run = TruthCheck((reward.address,), 60), rows(tmp_path, TRUTHS_OF_ROWS)
     board = StatusBoard("redis://127.0.0.1:1/0", get_logger("test"))
-    directory = Directory(bus, RunReader(bus), board, truths, allow_remote_code=False)
+    directory = Directory(bus, RunReader(bus), board, Around(NatsWatch(), board), truths, allow_remote_code=False)
     with pytest.raises(ConfigError) as refused:
         await directory.create(run, None)
     said = str(refused.value)
