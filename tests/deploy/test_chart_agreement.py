@@ -160,6 +160,7 @@ def test_every_address_is_that_of_a_service_with_that_port() -> None:
     called = {(urlsplit(url).hostname, urlsplit(url).port) for url in (worker.nats_url, trainer.nats_url)}
     called.add((urlsplit(worker.redis_url).hostname, urlsplit(worker.redis_url).port))
     (reward,) = worker.reward_addresses
+    assert settings(rendered, "coordinator").reward_addresses == (reward,)
     called.add((reward.removeprefix("dns:///").removesuffix(f".{SUFFIX}:50051"), port_of(reward)))
     host, _, port = trainer.weights_advertise.rpartition(":")
     called.add((host.partition(".")[2], int(port)))
@@ -184,7 +185,7 @@ def test_a_network_policy_opens_what_callers_need_and_nothing_else() -> None:
         *((caller, "nats", 4222) for caller in ("coordinator", "rollout", "trainer", "smoke")),
         ("nats", "nats", 6222),
         *((caller, "redis", 6379) for caller in ("coordinator", "rollout")),
-        *((caller, "reward", 50051) for caller in ("rollout", "smoke")),
+        *((caller, "reward", 50051) for caller in ("coordinator", "rollout", "smoke")),
         ("rollout", "trainer", 50061),
         ("trainer", "trainer", None),  # ranks talk over ports that they choose
     }
