@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sluice.cli import main
+from sluice.evaluation_views import RunEvaluationView
 from sluice.transport.log import ledger_log, trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import Issue, RunState, Version
 from sluice.views import RunAction
-from tests.e2e.local_stack import LocalStack, addition, assert_clean, local_stack, tiny, wait_for, wait_for_steps
+from tests.e2e.local_stack import LocalStack, addition, assert_clean, tiny, wait_for, wait_for_steps
 
 pytestmark = [pytest.mark.usefixtures("tiny_model"), pytest.mark.timeout(400)]
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    with local_stack("e2e") as running:
-        yield running
-
-
-async def test_the_reward_over_all_sampled_groups_rises_and_so_does_an_evaluation(stack: LocalStack) -> None:
+async def test_the_reward_over_all_sampled_groups_rises_and_so_does_an_evaluation(
+    stack: LocalStack, tmp_path: Path
+) -> None:
     async with stack.client() as client:
-        run = await client.create(tiny(addition(), trainer__total_steps=40))
+        best = {"checkpoint__interval": 10, "checkpoint__keep_best": "addition/avg@8"}
+        run = await client.create(tiny(addition(every_steps=10), trainer__total_steps=40, **best))
         final = await wait_for(client, run.id, RunState.SUCCEEDED, RunState.FAILED)
         steps = await client.steps(run.id)
-        before, after = await client.evaluations(run.id)
+        evaluations = await client.evaluations(run.id)
         events = [event async for event in client.events(run.id)]
     assert final.state is RunState.SUCCEEDED
     rewards = [step.batch.reward_mean or 0.0 for step in steps]
@@ -38,19 +36,28 @@ async def test_the_reward_over_all_sampled_groups_rises_and_so_does_an_evaluatio
     assert [step.step for step in steps] == list(range(40))
     assert all(step.training is not None and step.training.groups == 16 for step in steps)
     assert_clean(stack.audit(run.id), trained=40 * 16)
-    assert [(e.number, e.version, e.state) for e in (before, after)] == [
-        (0, "v0.1", "finished"),
-        (40, "v40.1", "finished"),
-    ]
-    assert after.scores["addition/avg@8"] > before.scores["addition/avg@8"] + 0.08
+    assert [(e.version, e.state) for e in evaluations] == [(f"v{k}.1", "finished") for k in (0, 10, 20, 30, 40)]
+    before, *later = [evaluation.scores["addition/avg@8"] for evaluation in evaluations]
+    assert max(later) > before + 0.08
+    best_one = evaluations[1 + later.index(max(later))]
+    await asyncio.to_thread(_check_best, stack, run.id, best_one, tmp_path / "best")
     told = [event.fields.get("state") for event in events if event.kind == "evaluation"]
     assert "generation_paused" in told, "its only worker is reserved"
-    for evaluation in (before, after):
+    for evaluation in (evaluations[0], evaluations[-1]):
         folder = stack.data / "evaluations" / run.id / evaluation.version / "addition"
         assert json.loads((folder / "summary.json").read_text()) == evaluation.sets["addition"].model_dump(mode="json")
         samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
         assert {(s["problem"], s["sample"]) for s in samples} == {(p, i) for p in range(32) for i in range(8)}
         assert {s["weight_version"] for s in samples} == {evaluation.version}
+
+
+def _check_best(stack: LocalStack, run_id: str, best: RunEvaluationView, out: Path) -> None:
+    """The checkpoint of the best evaluation is there, beside the newest two, and so are its weights."""
+    kept = {folder.name for folder in (stack.data / "checkpoints" / run_id).glob("[0-9]*")}
+    assert kept == {"30.1", "40.1", f"{best.number}.1"}
+    assert (stack.data / "checkpoints" / run_id / "best").resolve().name == f"{best.number}.1"
+    assert main(["export", run_id, "--best", "--out", str(out), "--at", stack.state.api_url]) == 0
+    assert json.loads((out / "sluice_manifest.json").read_text())["version"] == best.version
 
 
 async def test_on_policy_runs_generate_nothing_while_the_trainer_holds_the_batch(stack: LocalStack) -> None:
