@@ -9,11 +9,13 @@ from services.trainer.assignment import make_responses, share_out, split_mini_ba
 from services.trainer.bus import NatsThread
 from services.trainer.packing import MicroBatch, PackingLimits, pack
 from services.trainer.ranks import Ranks
+from services.trainer.sequence import SequenceGroup
 from sluice.config import RunSpec
 from sluice.errors import SluiceError
 from sluice.transport.nats import Bus
 from sluice.transport.queues import fetch_rollouts
 from sluice.types import Batch, BatchGroup, Rollout
+from sluice.wire.codec import decode_rollout, encode_rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Fetcher:
         except SluiceError as error:
             failure = error
         self._ranks.agree(failure)
-        if self._ranks.sequence is not None:  # bulk data crosses the network of the bus once
-            rollouts = self._ranks.sequence.share(rollouts)
+        if self._ranks.sequence is not None:
+            rollouts = _shared(rollouts, self._ranks.sequence)
             share = share if self._ranks.leads else assemble_share(plan, rollouts, self._spec, self._limits)
         return share
 
@@ -62,6 +64,12 @@ class Fetcher:
         seconds = self._spec.deadlines.no_progress_seconds
         found = iter(self._nats.call(fetching, "rollouts", seconds, knob="deadlines.no_progress_seconds"))
         return {g.n: [next(found) for _ in g.rollouts] for g in groups}
+
+
+def _shared(rollouts: Mapping[int, Sequence[Rollout]], sequence: SequenceGroup) -> dict[int, list[Rollout]]:
+    """Those of the first rank of a replica, on all of its ranks: bulk data leaves the bus once."""
+    encoded = sequence.share({n: [encode_rollout(rollout) for rollout in found] for n, found in rollouts.items()})
+    return {n: [decode_rollout(data) for data in found] for n, found in encoded.items()}
 
 
 def plan_share(batch: Batch, spec: RunSpec, replica: int, replicas: int) -> list[list[BatchGroup]]:

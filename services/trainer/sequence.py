@@ -50,7 +50,7 @@ class SequenceGroup:
         self._tensors, self._objects = tensors, objects
 
     def share(self, value: T | None) -> T:
-        """The first rank's value, on every rank of the group."""
+        """The first rank's value, which can be pickled, on every rank of the group."""
         box: list[Any] = [value]
         dist.broadcast_object_list(box, group=self._objects, group_src=0)
         shared: T = box[0]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
+from hypothesis import strategies as st
 
-from services.trainer.assignment import make_responses, split_mini_batches
+from services.trainer.assignment import make_responses
 from services.trainer.packing import MicroBatch, PackingLimits, micro_batch, pack
+from sluice.algorithms.aggregation import Mode
+from sluice.algorithms.losses import KlType, Rejection
 from sluice.config import RunSpec
 from sluice.packed import LogProbs
-from sluice.types import Batch, FinishReason, Rollout
+from sluice.types import Batch, BatchGroup, FinishReason, Rollout
 from tests.trainer.plain_engine import without_float32
 from tests.trainer.reference import PlainTrainer
 from tests.trainer.script import make_batch, make_spec
@@ -31,9 +35,50 @@ class Layout:
     checkpointing: bool
     seed: int
     """Of the order of groups in a mini-batch, and of its micro-batches."""
+    mask_length: int = 512
+    """Longer rows are attended to block by block."""
 
 
-def spec_of(model: Path, algorithm: dict[str, Any], layout: Layout, updates: int = 1, epochs: int = 1) -> RunSpec:
+@st.composite
+def algorithms(draw: st.DrawFn) -> dict[str, Any]:
+    """Any algorithm that the run file accepts."""
+    mode = draw(st.sampled_from(["vanilla", "gspo", "cispo"]))
+    fields: dict[str, Any] = {
+        "loss_mode": mode,
+        "loss_agg_mode": "seq-mean-token-mean" if mode == "gspo" else draw(st.sampled_from(get_args(Mode))),
+        "norm_adv_by_std": draw(st.booleans()),
+        "overlong_filtering": draw(st.booleans()),
+        "proximal": draw(st.sampled_from(["recompute", "bypass"])),
+        "entropy_coeff": draw(st.sampled_from([0.0, 0.01])),
+        "kl_loss_coef": draw(st.sampled_from([0.0, 0.1])),
+        "kl_loss_type": draw(st.sampled_from(get_args(KlType))),
+        "clip_ratio_c": draw(st.sampled_from([1.5, 10.0])),
+        "importance_weight_cap": draw(st.sampled_from([None, 1.2, 2.0])),
+    }
+    if fields["importance_weight_cap"]:
+        fields["importance_weight_level"] = draw(st.sampled_from(["token", "sequence"]))
+        fields["importance_weight_mode"] = draw(st.sampled_from(["truncate", "mask"]))
+        fields["importance_weight_floor"] = 0.6 if fields["importance_weight_mode"] == "mask" else 0.0
+    rejection = draw(st.sampled_from([None, *get_args(Rejection)]))
+    if rejection:
+        fields["rejection"] = rejection
+        fields["rejection_upper"] = 1.5 if rejection.endswith("k1") else 0.1
+    return fields
+
+
+LAYOUTS = st.builds(
+    Layout,
+    rows=st.sampled_from(["shared", "packed", "padded"]),
+    budget=st.sampled_from([16, 24, 512]),
+    mask_length=st.sampled_from([2, 8, 512]),
+    checkpointing=st.booleans(),
+    seed=st.integers(0, 9),
+)
+
+
+def spec_of(  # what a step can differ by
+    model: Path, algorithm: dict[str, Any], layout: Layout, updates: int = 1, epochs: int = 1, slices: int = 1
+) -> RunSpec:
     return make_spec(
         model,
         rollout={"group_size": 4, "max_response_length": 8, "temperature": 0.8},
@@ -43,6 +88,7 @@ def spec_of(model: Path, algorithm: dict[str, Any], layout: Layout, updates: int
             "updates_per_step": updates,
             "epochs_per_step": epochs,
             "max_tokens_per_micro_batch": layout.budget,
+            "sequence_parallel": slices,
             "activation_checkpointing": layout.checkpointing,
             "zero_stage": 1,
         },
@@ -83,11 +129,20 @@ def near_policy(plain: PlainTrainer, spec: RunSpec) -> tuple[Batch, dict[int, li
     return replace(batch, groups=tuple(groups)), found
 
 
-def lay_out(batch: Batch, rollouts: dict[int, list[Rollout]], spec: RunSpec, layout: Layout) -> list[list[MicroBatch]]:
+def lay_out(
+    plan: Sequence[Sequence[BatchGroup]], rollouts: dict[int, list[Rollout]], spec: RunSpec, layout: Layout
+) -> list[list[MicroBatch]]:
+    """One replica's share of a batch, as the layout says."""
     rng = random.Random(layout.seed)
-    limits = PackingLimits(layout.budget, layout.rows == "shared", attention_unit=64)
+    limits = PackingLimits(
+        layout.budget,
+        layout.rows == "shared",
+        attention_unit=64,
+        mask_length=layout.mask_length,
+        slices=spec.trainer.sequence_parallel,
+    )
     mini_batches = []
-    for groups in split_mini_batches(batch, spec):
+    for groups in plan:
         responses = [make_responses(g, rollouts[g.n], spec) for g in rng.sample(groups, len(groups))]
         if layout.rows == "padded":
             every = [[r] for group in responses for r in group]

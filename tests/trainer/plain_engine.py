@@ -49,14 +49,16 @@ class PlainEngine(PlainScorer):
     device = torch.device("cpu")
 
     def __init__(self, spec: RunSpec, ranks: Ranks) -> None:
-        super().__init__(without_float32(load_policy(spec)))
+        super().__init__(without_float32(load_policy(spec, ranks.sequence)))
         self.gradients: list[dict[str, Tensor]] = []
         self._ranks, self._clip, o = ranks, spec.optim.grad_clip, spec.optim
         self._optimizer = torch.optim.AdamW(self.policy.parameters(), o.lr, o.betas, o.eps, o.weight_decay)
 
     def frozen_copy(self, disturb: Callable[[Any], None]) -> PlainScorer:
         """A reference model that is not quite the policy."""
+        sequence, self.policy.sequence = self.policy.sequence, None  # there is one process group of those ranks
         other = without_float32(copy.deepcopy(self.policy))
+        other.sequence = self.policy.sequence = sequence
         disturb(other.body)
         return PlainScorer(other)
 

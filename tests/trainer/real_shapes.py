@@ -20,11 +20,20 @@ STRIDE = 2500
 
 def save_one_layer(folder: Path) -> Path:
     """A checkpoint with the shapes of SmolLM2-135M and a single layer."""
+    return _save(folder, vocab_size=49152, num_hidden_layers=1)
+
+
+def save_few_words(folder: Path) -> Path:
+    """A checkpoint with the shapes of SmolLM2-135M in two layers, but for its vocabulary, which is small."""
+    return _save(folder, vocab_size=64, num_hidden_layers=2)
+
+
+def _save(folder: Path, vocab_size: int, num_hidden_layers: int) -> Path:
     config = LlamaConfig(
-        vocab_size=49152,
+        vocab_size=vocab_size,
         hidden_size=576,
         intermediate_size=1536,
-        num_hidden_layers=1,
+        num_hidden_layers=num_hidden_layers,
         num_attention_heads=9,
         num_key_value_heads=3,
         tie_word_embeddings=True,

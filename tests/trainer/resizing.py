@@ -56,7 +56,7 @@ def state(engine: GradientProbe) -> State:
 
 def write(folder: Path, spec: RunSpec, ranks: Ranks) -> dict[str, Any]:
     """Train batch 0, save, and go on with batch 1: the state after each, and the random state when it was saved."""
-    engine = GradientProbe(spec)
+    engine = GradientProbe(spec, sequence=ranks.sequence)
     found: dict[str, Any] = {"saved": step(engine, spec, ranks, 0)}
     torch.manual_seed(1000 + ranks.world_size)
     found["rng"] = torch.get_rng_state()
@@ -69,7 +69,7 @@ def write(folder: Path, spec: RunSpec, ranks: Ranks) -> dict[str, Any]:
 
 def resume(folder: Path, spec: RunSpec, ranks: Ranks, universal: bool) -> dict[str, Any]:
     """The same of a trainer that begins with what is in the folder."""
-    engine = GradientProbe(spec, universal)
+    engine = GradientProbe(spec, universal, ranks.sequence)
     engine.load(folder)
     found: dict[str, Any] = {"rng": torch.get_rng_state()}
     if universal:  # DeepSpeed shows moments that it read in shards only after the next update

@@ -26,7 +26,7 @@ from services.trainer.ranks import Ranks
 from services.trainer.zero import join_ranks
 from sluice.telemetry import get_logger
 from tests.servers import free_port
-from tests.trainer import resizing
+from tests.trainer import resizing, slicing
 from tests.trainer.layouts import LR, Layout, disturb, near_policy, plain_trainer, spec_of
 from tests.trainer.plain_engine import PlainEngine
 from tests.trainer.real_shapes import real_spec, wide_batch
@@ -51,7 +51,8 @@ def run(kind: str, ranks: int, model: Path, folder: Path, **variables: str) -> A
 
 def exact(rank: int, world_size: int, model: Path, _folder: Path) -> Any:
     """Float64 gradients of each update under each of ALGORITHMS."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
     ranks, found = Ranks(rank, world_size), []
     for algorithm in ALGORITHMS:
         spec = spec_of(model, algorithm, LAYOUT, updates=2, epochs=2)
@@ -109,12 +110,33 @@ def served(_rank: int, _count: int, _model: Path, _folder: Path) -> Any:
     return run_rank(TrainerSettings.from_environment(os.environ), False, get_logger("trainer"))
 
 
+def sliced(rank: int, world_size: int, model: Path, folder: Path) -> Any:
+    """Replicas of two ranks: what `slicing` says."""
+    ranks = join_ranks(rank, world_size, on_gpu=False, seconds=60)
+    ranks.divide(slicing.SLICES)
+    found = {"exact": slicing.exact(ranks, model), "wide": slicing.wide(ranks, Path(os.environ[slicing.WIDE_MODEL]))}
+    if world_size == slicing.SLICES:
+        found["resumed"] = slicing.resumed(ranks, model, folder)
+    return found
+
+
+def two(rank: int, world_size: int, model: Path, folder: Path) -> Any:
+    """All that two ranks do that share micro-batches: `sliced`, and a run served."""
+    return {**sliced(rank, world_size, model, folder), "served": served(rank, world_size, model, folder)}
+
+
+def four(rank: int, world_size: int, model: Path, folder: Path) -> Any:
+    """All that four ranks do: `sliced`, and `exact` with a micro-batch of its own for each."""
+    return {"sliced": sliced(rank, world_size, model, folder), "alone": exact(rank, world_size, model, folder)}
+
+
 KINDS: dict[str, Callable[[int, int, Path, Path], Any]] = {
-    "exact": exact,
     "sharded": sharded,
     "wide": wide,
     "resized": resized,
     "served": served,
+    "two": two,
+    "four": four,
 }
 
 

@@ -54,7 +54,7 @@ def written_out(units: tuple[Unit, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return mask
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows, st.booleans(), st.integers(1, 40))
 def test_blocks_say_what_the_mask_of_the_row_says_under_masks_of_bounded_length(
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], share: bool, mask_length: int
@@ -66,7 +66,7 @@ def test_blocks_say_what_the_mask_of_the_row_says_under_masks_of_bounded_length(
     assert all(mask.shape[1] <= mask_length for mask in masks)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=3), st.integers(1, 12), st.integers(0, 99))
 def test_attention_and_its_gradients_are_those_under_the_mask_of_the_row(
     pairs: list[list[tuple[tuple[int, ...], tuple[int, ...]]]], mask_length: int, seed: int

@@ -18,7 +18,7 @@ from sluice.config import RunSpec
 from sluice.errors import DivergedError
 from tests.trainer import several_ranks
 from tests.trainer.layouts import Layout, lay_out
-from tests.trainer.real_shapes import real_spec, save_one_layer, wide_batch
+from tests.trainer.real_shapes import real_spec, wide_batch
 from tests.trainer.reference import PlainTrainer, distance
 from tests.trainer.script import make_batch, make_spec
 from tests.trainer.updating import GradientProbe, several_groups, update, weights
@@ -35,11 +35,6 @@ def plain(spec: RunSpec) -> PlainTrainer:
 def reference(spec: RunSpec) -> dict[str, Tensor]:
     """The gradient of the spec's first update."""
     return plain(spec).step(*make_batch(spec), 0.0)[0].gradient
-
-
-@pytest.fixture(scope="session")
-def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_one_layer(tmp_path_factory.mktemp("one-layer"))
 
 
 @pytest.mark.parametrize("proximal", ["recompute", "bypass"])
@@ -87,11 +82,12 @@ def test_at_real_widths_the_gradient_is_the_references_for_every_layout_and_for_
     assert distance(several_ranks.run("wide", 2, one_layer, tmp_path), expected) < SAME
     engine = GradientProbe(spec)
     learner = Learner(engine, one_rank, spec)
+    plan = plan_share(batch, spec, 0, 1)
     layouts = [Layout("shared", 24, False, 0), Layout("packed", 24, False, 1), Layout("padded", 512, False, 2)]
     for layout in layouts:
-        learner.train(lay_out(batch, rollouts, spec, layout), lambda _: 0.0)  # no weight changes
+        learner.train(lay_out(plan, rollouts, spec, layout), lambda _: 0.0)  # no weight changes
     engine.policy.body.activation_checkpointing_enable({"use_reentrant": False})
-    learner.train(lay_out(batch, rollouts, spec, layouts[0]), lambda _: 0.0)
+    learner.train(lay_out(plan, rollouts, spec, layouts[0]), lambda _: 0.0)
     assert max(distance(gradient, expected) for gradient in engine.gradients) < SAME
 
 

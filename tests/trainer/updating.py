@@ -14,6 +14,7 @@ from services.trainer.learner import Learner, Outcome
 from services.trainer.policy import load_policy, packing_limits
 from services.trainer.ranks import Ranks
 from services.trainer.reference import reference_of_run
+from services.trainer.sequence import SequenceGroup
 from services.trainer.zero import ZeroEngine
 from sluice.config import RunSpec, parse_run_spec
 from sluice.types import Batch, Rollout
@@ -26,8 +27,8 @@ LR = 1e-2
 class GradientProbe(ZeroEngine):
     """Keeps the whole gradient of each update, by parameter, and then makes the update as usual."""
 
-    def __init__(self, spec: RunSpec, universal: bool = False) -> None:
-        policy = load_policy(spec)
+    def __init__(self, spec: RunSpec, universal: bool = False, sequence: SequenceGroup | None = None) -> None:
+        policy = load_policy(spec, sequence)
         super().__init__(policy, spec, CPU, universal)
         self.policy = policy
         self.limits = packing_limits(policy, spec)
@@ -45,7 +46,7 @@ def update(
     spec: RunSpec, ranks: Ranks, batch: Batch | None = None, rollouts: Mapping[int, list[Rollout]] | None = None
 ) -> tuple[GradientProbe, Outcome]:
     """Train a batch once, the spec's own unless given; every rank sees the same gradients."""
-    engine = GradientProbe(spec)
+    engine = GradientProbe(spec, sequence=ranks.sequence)
     if batch is None or rollouts is None:
         batch, rollouts = make_batch(spec)
     return engine, train_batch(engine, spec, ranks, batch, rollouts)
@@ -55,9 +56,9 @@ def train_batch(
     engine: GradientProbe, spec: RunSpec, ranks: Ranks, batch: Batch, rollouts: Mapping[int, list[Rollout]]
 ) -> Outcome:
     """This rank's part of one training step."""
-    plan = plan_share(batch, spec, ranks.rank, ranks.world_size)
+    plan = plan_share(batch, spec, ranks.replica, ranks.replicas)
     share = assemble_share(plan, rollouts, spec, engine.limits)
-    learner = Learner(engine, ranks, spec, reference_of_run(spec, engine))
+    learner = Learner(engine, ranks, spec, reference_of_run(spec, engine, ranks.sequence))
     return learner.train(share.mini_batches, lambda _: LR)
 
 
