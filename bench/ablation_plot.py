@@ -34,7 +34,7 @@ def plot_ablation(rows: Rows, file: Path) -> None:
         axis.grid(alpha=0.3)
     for axis in axes[1]:
         axis.set_xlabel("training step")
-    axes[0, 0].legend(fontsize=8)
+    drawing.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
     drawing.savefig(file, dpi=120)
     pyplot.close(drawing)
 
