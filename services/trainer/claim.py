@@ -30,6 +30,7 @@ from sluice.types import (
     Origin,
     RunCreated,
     RunState,
+    StateChange,
     TrainerRecord,
     TrainingFailed,
 )
@@ -71,6 +72,8 @@ class Claim:
     """LEDGER sequence and bytes of the record that created the run."""
     skipped: frozenset[int] = frozenset()
     """Groups of batches that are to be passed over."""
+    resumed_at: int = 0
+    """LEDGER sequence of the last record by which the run, which had failed, went on: no end before it is one."""
 
     @property
     def k(self) -> int:
@@ -152,14 +155,17 @@ async def claim_run(bus: Bus, run_id: str, holder: str, log: Logger) -> tuple[Cl
     await records.append(Lineage(lineage, holder, restored.record.k if restored else created.first_step))
     if restored is None and created.origin is not None:
         restored = await _of_another_run(created.origin, lineage, records)
+    claim = Claim(run_id, spec, created.config_hash, lineage, restored, first)
     failed = any(isinstance(entry.record, TrainingFailed) for entry in entries)
-    skipped = await _skipped_groups(bus, run_id) if failed else frozenset()
-    return Claim(run_id, spec, created.config_hash, lineage, restored, first, skipped), records
+    return await _told_to_go_on(bus, claim) if failed else claim, records
 
 
-async def _skipped_groups(bus: Bus, run_id: str) -> frozenset[int]:
-    """Batches are skipped only while the run has failed, so none is skipped any more once a trainer has claimed it."""
-    return skipped_groups(entry.record for entry in await ledger_log(bus, run_id).read())
+async def _told_to_go_on(bus: Bus, claim: Claim) -> Claim:
+    """With what a person has decided about earlier failures; nothing is decided while a trainer has the run."""
+    ledger = await ledger_log(bus, claim.run_id).read()
+    resumed = [e.sequence for e in ledger if isinstance(e.record, StateChange) and e.record.state is RunState.RUNNING]
+    skipped = skipped_groups(entry.record for entry in ledger)
+    return replace(claim, skipped=skipped, resumed_at=max(resumed, default=0))
 
 
 def skipped_groups(records: Iterable[LedgerRecord]) -> frozenset[int]:

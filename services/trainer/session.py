@@ -149,7 +149,7 @@ class Session:
         agenda = Agenda(
             feed, claim.spec, lambda: self.nats.call(rollouts_nearly_full(self.bus), "rollouts size"), self.log
         )
-        agenda.skip(claim.skipped)
+        agenda.go_on(claim.skipped, claim.resumed_at)
         if claim.restored is not None:
             agenda.resume(claim.k, claim.covered)
         return agenda
