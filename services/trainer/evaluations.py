@@ -8,7 +8,7 @@ from pathlib import Path
 from services.trainer.bus import NatsThread
 from services.trainer.claim import Claim
 from sluice.evaluation.history import EvaluationHistory
-from sluice.evaluation_views import RunEvaluationView
+from sluice.evaluation_views import RunEvaluationView, best_of
 from sluice.transport.evaluations import evaluations_log
 from sluice.transport.nats import Bus
 from sluice.types import Checkpoint, PolicyVersion, RunCreated
@@ -27,30 +27,35 @@ class Evaluations:
 
     def needed(self, versions: Sequence[PolicyVersion]) -> set[PolicyVersion]:
         """Those of these versions that an evaluation is made of, or may yet be, and the best one."""
-        best = self.best()
+        self._refresh()
+        best = None if self._metric is None else best_of(self._history.views.values(), self._metric)
         return self._history.needed(versions) | {v for v in versions if best is not None and str(v) == best.version}
 
-    def best(self) -> RunEvaluationView | None:
-        """The best evaluation by checkpoint.keep_best so far; None while there is none, or when it is unset."""
+    def best(self, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, RunEvaluationView] | None:
+        """Of these checkpoints, oldest first, the one with the best evaluation by checkpoint.keep_best, and that.
+
+        Of a step that was replayed it is the newest: the same batches were trained again.
+        """
+        if self._metric is None:
+            return None
         self._refresh()
-        return None if self._metric is None else self._history.best(self._metric)
+        newest = {record.k: record for record in checkpoints}
+        evaluated = (view for number, view in self._history.views.items() if number in newest)
+        best = best_of(evaluated, self._metric)
+        return None if best is None else (newest[best.number], best)
 
     def wanted(self, checkpoints: Sequence[Checkpoint]) -> set[str]:
-        """Names, `k.lineage`, of those that are the best, or may yet be: their evaluation has not ended."""
+        """Names, `k.lineage`, of the best of these and of those that may yet be: their evaluation has not ended."""
         if self._metric is None:
             return set()
-        best = best_record(checkpoints, self.best())
-        return {Path(c.path).name for c in checkpoints if c == best or self._history.awaited(c.k)}
+        best = self.best(checkpoints)
+        stay = [c for c in checkpoints if self._history.awaited(c.k)] + ([best[0]] if best else [])
+        return {Path(record.path).name for record in stay}
 
     def _refresh(self) -> None:
         if self._configured:
             for entry in self._nats.call(self._records.read(), "evaluations"):
                 self._history.fold(entry)
-
-
-def best_record(checkpoints: Sequence[Checkpoint], best: RunEvaluationView | None) -> Checkpoint | None:
-    """The newest checkpoint of the best step: a replay trains the same batches under another lineage."""
-    return next((c for c in reversed(checkpoints) if best is not None and c.k == best.number), None)
 
 
 def _first_step(claim: Claim) -> int:

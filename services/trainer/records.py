@@ -12,7 +12,7 @@ from services.trainer.agenda import Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointManifest, CheckpointStore
 from services.trainer.claim import Claim
-from services.trainer.evaluations import Evaluations, best_record
+from services.trainer.evaluations import Evaluations
 from services.trainer.forks import wanted_by_forks
 from services.trainer.progress import Progress
 from services.trainer.purge import purge
@@ -92,8 +92,8 @@ class Recorder:
         """
         if self._sealing is not None and (wait or self._sealing.done()):
             self._store_checkpoint(self._sealing)
-        if self._claim.spec.checkpoint.keep_best is not None:
-            self._mark_best()
+        if self._mark_best():
+            self._prune()
 
     def _store_checkpoint(self, sealing: Future[Checkpoint]) -> None:
         with metrics.waiting("checkpoint"):
@@ -107,17 +107,18 @@ class Recorder:
         metrics.checkpointed(record.k)
         self._log.info("checkpoint_stored", k=record.k, path=record.path)
 
-    def _mark_best(self) -> None:
-        """The evaluations tell which it is: after a restart the same records lead to the same mark."""
-        evaluation = self._evaluations.best()
-        record = best_record(self._kept, evaluation)
-        if evaluation is not None and record is not None and record != self._best:
-            self._best = record
-            self._store.mark_best(record)
-            self._prune()
-            self._log.info("best_checkpoint", k=record.k, path=record.path, scores=evaluation.main_scores)
+    def _mark_best(self) -> bool:
+        """Whether it is another one now. The evaluations tell: after a restart the same records lead to the same."""
+        best = self._evaluations.best(self._kept)
+        if best is None or best[0] == self._best:
+            return False
+        self._best, evaluation = best
+        self._store.mark_best(self._best)
+        self._log.info("best_checkpoint", k=self._best.k, path=self._best.path, scores=evaluation.main_scores)
+        return True
 
     def _prune(self) -> None:
+        self._mark_best()  # before the one that was it may go
         wanted = self._nats.call(wanted_by_forks(self._bus, self._claim.run_id), wait="forks")
         wanted |= self._evaluations.wanted(self._kept)
         self._kept = self._store.prune(self._kept, self._claim.spec.checkpoint, wanted)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.config import EvaluationConfig
-from sluice.evaluation_views import EvaluationView, RunEvaluationView, best_of
+from sluice.evaluation_views import EvaluationView, RunEvaluationView
 from sluice.transport.log import Entry
 from sluice.types import EvaluationBegun, EvaluationEnded, EvaluationRecord, PolicyVersion
 
@@ -78,10 +78,6 @@ class EvaluationHistory:
     def awaited(self, number: int) -> bool:
         """Whether version `number` is due, and not yet evaluated or passed over."""
         return self._wanted(number, None) and not self.settled(number)
-
-    def best(self, metric: str) -> RunEvaluationView | None:
-        """The best evaluation by now."""
-        return best_of(self.views.values(), metric)
 
     def _wanted(self, number: int, last: int | None) -> bool:
         return bool(self._config.sets) and (number == last or self._config.due(number, self._first))
