@@ -103,8 +103,10 @@ class ZeroEngine:
             return self._unsharded_step()
         scale = float(self._optimizer.loss_scale) if self._scaled else MIN_LOSS_SCALE
         self._engine.step()
-        norm = float(self._engine.get_global_grad_norm())
-        return None if scale > MIN_LOSS_SCALE and not math.isfinite(norm) else norm
+        norm = self._engine.get_global_grad_norm()
+        if norm is not None and 0.0 <= float(norm) < math.inf:
+            return float(norm)
+        return None if scale > MIN_LOSS_SCALE else math.nan
 
     def _unsharded_step(self) -> float:
         """DeepSpeed clips at stage 0 too, but neither tells the norm nor refuses one that is not finite."""
