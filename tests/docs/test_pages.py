@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,38 +83,11 @@ def test_the_words_for_states_reasons_and_streams_are_the_codes() -> None:
     assert all(f"| {stream} |" in architecture for stream in streams)
 
 
-def test_the_table_of_waits_has_every_wait_of_the_code() -> None:
-    assert set(first_cells(OPERATIONS, "| wait | of | for | deadline |")) == set(waits_in_code())
-
-
 def first_cells(page: str, head: str) -> list[str]:
     """What stands between backticks in the first column of the table with this head."""
     table = page.split(head)[1].split("\n\n", maxsplit=1)[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
-
-
-def waits_in_code() -> Iterator[str]:
-    for path in (ROOT / "services").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                yield from _waits_of_call(node)
-            if isinstance(node, ast.FunctionDef) and node.name == "_waits_by_state":
-                keys = [key for child in ast.walk(node) if isinstance(child, ast.Dict) for key in child.keys]
-                yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
-
-
-def _waits_of_call(call: ast.Call) -> Iterator[str]:
-    """`waiting("x")` or `waiting(run, "x")`, `nats.call(work, "x")` or `(work, wait="x")`, and `WaitView(name="x")`."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    position = {"waiting": -1, "call": 1}.get(name)
-    if (position is None and name != "WaitView") or (name == "call" and not owner.endswith("nats")):
-        return
-    named = [keyword.value for keyword in call.keywords if keyword.arg in ("wait", "name")]
-    placed = [] if position is None else call.args[position:][:1]
-    yield from (str(value.value) for value in [*named, *placed] if isinstance(value, ast.Constant))
 
 
 def test_exit_codes_are_those_that_supervisor_and_trainer_use() -> None:
