@@ -30,8 +30,8 @@ WINDOW = 50
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=float, default=0.2, help="groups that go through the process, in live groups")
-    parser.add_argument("--at-least", type=int, default=5000, help="groups that go through at least")
+    parser.add_argument("--turns", type=float, default=0.15, help="groups that go through the process, in live groups")
+    parser.add_argument("--at-least", type=int, default=3000, help="groups that go through at least")
     run_benchmark(NAME, parser, measure)
 
 
