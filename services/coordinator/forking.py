@@ -34,10 +34,10 @@ def checkpoint_of(history: RunHistory, step: int | None) -> Checkpoint:
     if not history.checkpoints:
         raise ConflictError(f"run {history.run_id} has no checkpoint yet; it gets one every checkpoint.interval steps")
     by_step = {view.k: view for view in history.checkpoints if not _is_removed(view)}
-    view = history.checkpoints[-1] if step is None else by_step.get(step)
+    view = by_step.get(max(by_step, default=0) if step is None else step)
     if view is None:
         raise InvalidError(
-            f"run {history.run_id} has no checkpoint of training step {step}; it has those of {sorted(by_step)}",
+            f"run {history.run_id} has no checkpoint of training step {step or 'any'}; it has those of {sorted(by_step)}",
             field="step",
             value=step,
             limit=sorted(by_step),

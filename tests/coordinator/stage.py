@@ -139,7 +139,7 @@ class Stage:
         return new
 
     async def checkpoint(self) -> None:
-        await self.trainer.append(Checkpoint(self.trained, 1, "/nowhere", "", ""))
+        await self.trainer.append(Checkpoint(self.trained, 1, f"/nowhere/{self.trained}.1", "", ""))
 
     async def ledger(self) -> list[LedgerRecord]:
         return [entry.record for entry in await ledger_log(self.bus, self.run_id).read()]
