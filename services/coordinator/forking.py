@@ -37,7 +37,8 @@ def checkpoint_of(history: RunHistory, step: int | None) -> Checkpoint:
     view = by_step.get(max(by_step, default=0) if step is None else step)
     if view is None:
         raise InvalidError(
-            f"run {history.run_id} has no checkpoint of training step {step or 'any'}; it has those of {sorted(by_step)}",
+            f"run {history.run_id} has no checkpoint of training step {step or 'any'}; it has those of "
+            f"{sorted(by_step)}",
             field="step",
             value=step,
             limit=sorted(by_step),
