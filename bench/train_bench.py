@@ -4,13 +4,13 @@ The rollouts are sampled first, by the policy itself: `--groups` prompts of the 
 each, whose lengths are log-normal between `--shortest` and `--longest`. Then the sides take turns, each turn a process
 of its own with the stack's allocator settings:
 
-  TRL             GRPOTrainer with the loss "dapo" on the given rollouts, `--rows` at a time (needs its environment,
-                  which is made once in artifacts/bench/trl-venv, 1.2 GB; not with --quick)
-  padded loop     transformers and AdamW, `--rows` responses at a time, padded to the longest of them
-  Sluice          the trainer's own rows, which compute common beginnings once, on DeepSpeed ZeRO-3
-  Sluice, 1 core  the same on one core, beside which stand ...
-  torch, 1 core   ... the same rows on plain torch: what ZeRO-3 costs on a single rank
-  2 ranks         and two ranks of one core each: what a second rank gains on two free cores
+  TRL              GRPOTrainer with the loss "dapo" on the given rollouts, `--rows` at a time (needs its environment,
+                   which is made once in artifacts/bench/trl-venv, 1.2 GB; not with --quick)
+  padded loop      transformers and AdamW, `--rows` responses at a time, padded to the longest of them
+  Sluice           the trainer's own rows, which compute common beginnings once, at ZeRO stage 1: the model fits
+  torch, 1 core    the same rows on plain torch and one core, for ...
+  ZeRO-3, 1 core   ... what stage 3 costs on a single rank, and ...
+  ZeRO-3, 2 ranks  ... what a second rank gains on a second core
 
 The first three have as many threads as the machine has cores. All train the same loss with AdamW and float32 masters;
 loss and gradient norm show that they do. A turn updates twice: on the same rollouts cut to a quarter of the longest,
@@ -63,11 +63,12 @@ QUICK = {
     "without_trl": True,
 }
 TRAINER: Mapping[str, Mapping[str, Any]] = {
-    "Sluice": {"ranks": 1, "torch": False},
-    "Sluice, 1 core": {"ranks": 1, "torch": False, "threads": 1},
-    "torch, 1 core": {"ranks": 1, "torch": True, "threads": 1},
-    "2 ranks": {"ranks": 2, "torch": False, "threads": 1},
+    "Sluice": {"ranks": 1, "stage": 1},
+    "torch, 1 core": {"ranks": 1, "stage": None, "threads": 1},
+    "ZeRO-3, 1 core": {"ranks": 1, "stage": 3, "threads": 1},
+    "ZeRO-3, 2 ranks": {"ranks": 2, "stage": 3, "threads": 1},
 }
+"""`stage` None: no DeepSpeed."""
 QUOTIENTS = (
     ("speed, Sluice / TRL", "tokens / s", "Sluice", "TRL"),
     ("speed, Sluice / padded loop", "tokens / s", "Sluice", "padded loop"),
@@ -75,8 +76,8 @@ QUOTIENTS = (
     ("CPU-s, padded loop / Sluice", "CPU-s", "padded loop", "Sluice"),
     ("memory, Sluice / TRL", "peak RSS MiB", "Sluice", "TRL"),
     ("memory, Sluice / padded loop", "peak RSS MiB", "Sluice", "padded loop"),
-    ("CPU-s, ZeRO-3 / torch", "CPU-s", "Sluice, 1 core", "torch, 1 core"),
-    ("speed, 2 ranks / 1 core", "tokens / s", "2 ranks", "Sluice, 1 core"),
+    ("CPU-s, ZeRO-3 / torch", "CPU-s", "ZeRO-3, 1 core", "torch, 1 core"),
+    ("speed, 2 ranks / 1 core", "tokens / s", "ZeRO-3, 2 ranks", "ZeRO-3, 1 core"),
 )
 READING = (
     "tokens / s: response tokens; prompts are on top. tokens computed: what went through the model, padding included. "
@@ -95,7 +96,7 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, default=4, help="responses in a micro-batch of TRL and the loop (default 4)"
     )
-    parser.add_argument("--budget", type=int, default=1024, help="tokens in a micro-batch of Sluice (default 1024)")
+    parser.add_argument("--budget", type=int, default=2048, help="tokens in a micro-batch of Sluice (default 2048)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of all sides but the last three")
     parser.add_argument("--without-trl", action="store_true", help="leave TRL out")
     run_benchmark(NAME, parser, measure)

@@ -75,17 +75,16 @@ def sample(request: Mapping[str, Any]) -> list[SampledGroup]:
 
 
 def take_turn(request: dict[str, Any]) -> dict[str, float]:
-    """One rank's turn: on DeepSpeed, or with `torch` on plain torch."""
+    """One rank's turn, at a stage of ZeRO, or on plain torch where there is none."""
     torch.set_num_threads(request["threads"])
     fields = request["spec"]
-    if request["torch"]:
-        fields["trainer"]["zero_stage"] = 1  # at 3 the model would be loaded into shards
+    fields["trainer"]["zero_stage"] = request["stage"] or 1  # at 3 the model would be loaded into shards
     return measured_turn(_trainer(parse_run_spec(fields), request), request)
 
 
 def _trainer(spec: RunSpec, request: Mapping[str, Any]) -> Update:
     """The trainer's own rows and learner."""
-    rank, world_size, on_deepspeed = request["rank"], request["ranks"], not request["torch"]
+    rank, world_size, on_deepspeed = request["rank"], request["ranks"], request["stage"] is not None
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ["MASTER_PORT"] = str(request["port"])
     ranks = join_ranks(rank, world_size, False, JOIN_SECONDS) if on_deepspeed else Ranks(0, 1)

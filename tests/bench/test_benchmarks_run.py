@@ -20,7 +20,7 @@ SECONDS = 240
 RUN_HERE = ("bus", "coordinator", "engine", "scheduling", "step", "train")
 Quick = Callable[[str], dict[str, Any]]
 """What `NAME_bench.py --quick` has written."""
-TRAIN_SIDES = {"padded loop", "Sluice", "Sluice, 1 core", "torch, 1 core", "2 ranks"}
+TRAIN_SIDES = {"padded loop", "Sluice", "torch, 1 core", "ZeRO-3, 1 core", "ZeRO-3, 2 ranks"}
 
 
 @pytest.fixture(scope="module")
