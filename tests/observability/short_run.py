@@ -97,7 +97,8 @@ def wait_until(condition: Callable[[], bool], shown: Callable[[], object], secon
 def _create(folder: Path) -> ShortRun:
     state = StackState.model_validate_json((folder / "artifacts" / STACK_NAME / "stack.json").read_text())
     fields = load_run_spec(ROOT / "configs" / "tiny_evaluated.toml").model_dump(mode="json")
-    fields["evaluation"] |= {"every_steps": 100_000, "samples": 2}  # the first one is enough to be seen
+    fields["evaluation"]["every_steps"] = 100_000  # once is enough to be seen
+    fields["evaluation"]["sets"][0]["limit"] = 8
     fields["trainer"]["total_steps"] = 100_000  # it never ends by itself
     fields["checkpoint"]["interval"] = 2
     created = httpx.post(
