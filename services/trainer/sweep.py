@@ -12,6 +12,7 @@ from nats.js.errors import KeyNotFoundError, NoKeysError
 from sluice.telemetry import Logger
 from sluice.transport.log import last_sequence
 from sluice.transport.nats import Bus
+from sluice.weights.manifest import adapters_run
 from sluice.wire import subjects
 
 
@@ -21,8 +22,9 @@ async def sweep(bus: Bus, weights: Path, checkpoints: Path, log: Logger) -> None
         mark = await _mark(bus, run_id)
         if mark is None or await last_sequence(bus, subjects.LEDGER, subjects.ledger(run_id)):
             continue  # it is there, or is only about to be deleted
-        folders = [weights / run_id] if mark["keep_checkpoints"] else [weights / run_id, checkpoints / run_id]
-        for folder in folders:
+        # The run's own folder of weights goes last: it is what the run is found by.
+        folders = [] if mark["keep_checkpoints"] else [checkpoints / run_id]
+        for folder in (*folders, weights / adapters_run(run_id), weights / run_id):
             if await asyncio.to_thread(folder.is_dir):
                 await asyncio.to_thread(shutil.rmtree, folder)
                 log.info("deleted_run_removed", run=run_id, path=str(folder))

@@ -21,6 +21,7 @@ from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import publish_event
 from sluice.types import Checkpoint, Drop, DropReason, Origin, RunCreated, RunState, StateChange, TrainingFailed
+from sluice.weights.manifest import adapters_run
 from sluice.wire import subjects
 from tests.trainer.running import chain_by_hand, checkpoints, lineages, records, tensors, train, versions
 from tests.trainer.script import RUN, Script, make_spec
@@ -128,6 +129,7 @@ async def test_a_trainer_that_waits_removes_the_folders_of_deleted_runs_and_of_n
     for run_id in ("run-gone", "run-kept", "run-half", "run-there"):
         for root in (settings.weights_dir, settings.checkpoints_dir):
             (root / run_id).mkdir(parents=True)
+        (settings.weights_dir / adapters_run(run_id)).mkdir()
     await bus.publish(subjects.ledger("run-half"), b"its deletion was cut off before the ledger")
     trainer = asyncio.create_task(train(settings))
     async with asyncio.timeout(60):
@@ -138,4 +140,5 @@ async def test_a_trainer_that_waits_removes_the_folders_of_deleted_runs_and_of_n
     await script.ledger.append(StateChange(RunState.STOPPED, "there is no more to see"))
     assert await trainer == 0
     assert {folder.name for folder in settings.checkpoints_dir.iterdir()} == {"run-kept", "run-half", "run-there"}
-    assert {folder.name for folder in settings.weights_dir.iterdir()} - {RUN} == {"run-half", "run-there"}
+    left = {"run-half", "run-half.adapters", "run-there", "run-there.adapters"}
+    assert {folder.name for folder in settings.weights_dir.iterdir()} - {RUN} == left
