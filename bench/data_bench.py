@@ -67,7 +67,7 @@ READING = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side that count (default 2)")
-    parser.add_argument("--rows", type=int, default=20_000, help="rows of a file (default 20000)")
+    parser.add_argument("--rows", type=int, default=12_000, help="rows of a file (default 12000)")
     parser.add_argument("--without-datasets", action="store_true", help="leave the other side out")
     run_benchmark(NAME, parser, measure)
 
