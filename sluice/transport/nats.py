@@ -55,7 +55,7 @@ RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be 
 
 
 class Bus:
-    """One connection to NATS. Everything that crosses it is in `sluice.transport.{log,queues,lease}`."""
+    """One connection to NATS. What crosses it is in `sluice.transport.{log,queues,lease,evaluations}`."""
 
     def __init__(self, client: Client, answers: Answers, deadline_seconds: float) -> None:
         self.nc = client
