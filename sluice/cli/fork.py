@@ -8,6 +8,7 @@ import typer
 
 from sluice.cli.connection import At, RunId, connect, wait_for
 from sluice.cli.resolve import put_overrides
+from sluice.cli.resuming import told
 from sluice.cli.submit import Detach, Key
 from sluice.cli.watch import follow_to_end
 
@@ -36,7 +37,7 @@ def fork(
     async def work() -> int:
         async with connect(at) as client:
             forked = await client.fork(run, step, put_overrides({}, overrides), idempotency_key)
-            print(f"{forked.id}: {forked.state} ({forked.reason})", flush=True)
+            print(told(forked), flush=True)
             return 0 if detach else await follow_to_end(client, forked.id, forked.total_steps)
 
     raise typer.Exit(wait_for(work()))

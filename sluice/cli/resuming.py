@@ -46,6 +46,12 @@ async def _where_it_is(client: RunsClient, spec: RunSpec, key: str | None) -> Ru
     return await client.fork(newest.id, None, spec.model_dump(mode="json"), key)
 
 
+def told(run: RunView) -> str:
+    """The line that says which run it is now, and where it begins if not at its model."""
+    origin = run.forked_from
+    return f"{run.id}: {run.state}" + (f" (from step {origin.step} of {origin.run})" if origin else "")
+
+
 def _check_same(spec: RunSpec, run: RunView) -> None:
     """A run that goes on cannot be given another config. Raises: ConfigError: names the fields."""
     if spec.config_hash == run.config_hash:

@@ -11,7 +11,7 @@ from rich.console import Console
 from sluice.cli.connection import At, connect, wait_for
 from sluice.cli.estimate import Architecture, estimate
 from sluice.cli.resolve import arithmetic, resolve, to_toml
-from sluice.cli.resuming import DISABLED, create
+from sluice.cli.resuming import DISABLED, create, told
 from sluice.cli.watch import follow_to_end
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
@@ -69,7 +69,7 @@ async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool, r
     """Create the run and, unless `detach`, follow it to its end; the exit code."""
     async with connect(at) as client:
         run = await create(client, spec, key, resume)
-        print(f"{run.id}: {run.state} ({run.reason})", flush=True)
+        print(told(run), flush=True)
         if detach:
             return 0
         return await follow_to_end(client, run.id, spec.trainer.total_steps)
