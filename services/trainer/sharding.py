@@ -10,6 +10,8 @@ from sluice.config import RunSpec
 
 MIN_LOSS_SCALE = 1.0
 """float16 gradients that overflow even at this scale have not overflowed because of it."""
+CPU_BUCKET = 32_000_000
+"""Numbers that are reduced at a time on a CPU, where DeepSpeed's own 500 million would be memory without use."""
 
 
 def deepspeed_config(spec: RunSpec, universal: bool = False) -> dict[str, Any]:
@@ -19,6 +21,8 @@ def deepspeed_config(spec: RunSpec, universal: bool = False) -> dict[str, Any]:
     so that the update does not depend on how many micro-batches there are.
     """
     zero: dict[str, Any] = {"stage": spec.trainer.zero_stage, "overlap_comm": torch.cuda.is_available()}
+    if not torch.cuda.is_available():
+        zero["reduce_bucket_size"] = CPU_BUCKET
     if spec.trainer.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if spec.trainer.offload_parameters:
