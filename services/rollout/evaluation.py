@@ -54,10 +54,14 @@ class Seat:
 
 
 class Evaluations:
-    """What the run evaluates now, and whether this worker is to take part."""
+    """What the run evaluates now, and whether this worker is to take part.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    Args:
+        tell: called when this worker is reserved or let go, so that others learn of it.
+    """
+
+    def __init__(self, run: Run, tell: Callable[[], None]) -> None:
+        self._run, self._tell = run, tell
         self._try_at = 0.0
         self._ended = asyncio.Event()
         self.going_on: PolicyVersion | None = None
@@ -79,6 +83,12 @@ class Evaluations:
         elif record.version == self.going_on:
             self.going_on = None
             self._ended.set()
+
+    def reserve(self, version: PolicyVersion | None) -> None:
+        """This worker evaluates `version` from now on, or trains again."""
+        self.reserved = version
+        metrics.EVALUATING.labels(self._run.id).set(version is not None)
+        self._tell()
 
     async def seat(self) -> Seat | None:
         """A free seat in the evaluation that goes on; None if there is none. Leases decide who gets which."""

@@ -97,12 +97,12 @@ class Worker:
         text = ResponseText(model)
         gate = Gate(run.id)
         sync = self._sync = WeightSync(run, self._engine, gate, self._settings.cache)
-        evaluations = self._evaluations = Evaluations(run)
+        presence = Presence(self._live, lambda: self._status(run.id))
+        evaluations = self._evaluations = Evaluations(run, presence.tell)
         deadline = run.spec.reward.deadline_seconds
         scorer = RewardClient(self._settings.reward_addresses, deadline, "reward.deadline_seconds")
         scorer.count_retry = metrics.REWARD_RETRIES.labels(run.id).inc
         run.log.info("run_joined", engine=self._engine.url, worker=run.worker)
-        presence = Presence(self._live, lambda: self._status(run.id))
         async with presence.registered(run), _watching(run, sync, evaluations, stop) as watch:
             try:
                 limits = await _unless(watch.leave, self._learn_limits(run, sync, model))
@@ -142,16 +142,14 @@ class Worker:
 
     async def _evaluate(self, seat: Seat, bench: Bench, evaluations: Evaluations, watch: Watch) -> None:
         """Reserved: nothing is pulled for training until the evaluation has ended; what is in flight ends before it."""
-        evaluations.reserved = seat.version
-        metrics.EVALUATING.labels(bench.run.id).set(1)
+        evaluations.reserve(seat.version)
         bench.run.log.info("evaluation_joined", version=str(seat.version), training_groups=len(self._groups))
         try:
             with metrics.waiting(bench.run.id, "evaluation"):
                 slots = self._settings.max_groups_in_flight
                 await evaluations.serve(seat, bench, slots, watch.leave, self._groups_have_ended)
         finally:
-            evaluations.reserved = None
-            metrics.EVALUATING.labels(bench.run.id).set(0)
+            evaluations.reserve(None)
             await seat.lease.release()
         bench.run.log.info("evaluation_left", version=str(seat.version))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -73,6 +74,11 @@ class Presence:
 
     def __init__(self, live: LiveStatus, status: Callable[[], Status]) -> None:
         self._live, self._status = live, status
+        self._changed = asyncio.Event()
+
+    def tell(self) -> None:
+        """Renew the registration at once: others should not have to wait to know what has changed."""
+        self._changed.set()
 
     @asynccontextmanager
     async def registered(self, run: Run) -> AsyncIterator[None]:
@@ -91,7 +97,10 @@ class Presence:
     async def _keep_renewing(self, run: Run, bucket: KeyValue, rate: _Rate) -> None:
         reminder = Reminder()
         while True:
-            await asyncio.sleep(REFRESH_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self._changed.wait()
+            self._changed.clear()
             for wait, seconds in reminder.due(self._status().waits).items():
                 run.log.warning("waiting", wait=wait, seconds=round(seconds))
             await self._renew(run, bucket, rate)
