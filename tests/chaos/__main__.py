@@ -1,4 +1,4 @@
-"""`make chaos`: storms over several runs, each audited, and the weights of the real ones replayed bit for bit."""
+"""`make chaos`: random schedules in memory, then storms over several runs, audited, their weights replayed bit for bit."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.storm import ROOT, Outcome, Storm, weather_the
+from tests.coordinator.bounds.test_bounds import play
 
 REAL_PAUSE, SIMULATED_PAUSE = 5.0, 1.5
 
 
 def main() -> int:
-    """0 when every run came through clean."""
+    """0 when every run came through clean. Raises: AssertionError: a schedule broke a bound."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--real", type=int, default=2, help="runs with the real engine and trainer")
     parser.add_argument("--ranks", type=int, default=1, help="of the real trainer")
     parser.add_argument("--simulated", type=int, default=2, help="runs with simulated ones")
     parser.add_argument("--kills", type=int, default=60, help="in each run")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--schedules", type=int, default=2000, help="of tests/coordinator/bounds, others each time")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts" / "chaos")
     chosen = parser.parse_args()
     os.chdir(ROOT)  # the paths in run files start here
+    if chosen.schedules:
+        play(chosen.schedules)
+        print(f"{chosen.schedules} random schedules kept every bound", flush=True)
     output = chosen.output.absolute()
     real = [Storm(chosen.kills, chosen.seed + i, False, REAL_PAUSE, chosen.ranks) for i in range(chosen.real)]
     others = range(chosen.real, chosen.real + chosen.simulated)

@@ -27,7 +27,7 @@ async def test_killing_every_kind_of_service_in_turn_loses_nothing_and_trains_no
         run = await client.create(tiny(section, trainer__total_steps=60, checkpoint__interval=4))
         await kill_in_mid_evaluation(stack, client)
         steps = 2
-        for command in ("reward-0", "engine-1", "trainer-0", "coordinator"):
+        for command in ("reward-0", "nats", "engine-1", "trainer-0", "valkey", "coordinator"):
             run = await wait_for_steps(client, run.id, steps)
             steps = run.training_steps + 2
             pid = stack.kill(command)

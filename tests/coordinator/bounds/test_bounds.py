@@ -13,8 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.coordinator.bounds.machine import Run
 
 
-def test_no_schedule_makes_a_group_stale_a_reservation_phantom_or_a_recovery_differ() -> None:
-    schedules = int(os.environ.get("SCHEDULES", "0"))
+def play(schedules: int = 0) -> None:
+    """So many random schedules, others each time; 0: the same few."""
     chosen = settings(
         max_examples=schedules or 150,
         stateful_step_count=30,
@@ -26,3 +26,7 @@ def test_no_schedule_makes_a_group_stale_a_reservation_phantom_or_a_recovery_dif
         print_blob=True,
     )
     run_state_machine_as_test(Run, settings=chosen)
+
+
+def test_no_schedule_makes_a_group_stale_a_reservation_phantom_or_a_recovery_differ() -> None:
+    play(int(os.environ.get("SCHEDULES", "0")))
