@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from sluice.config import RunSpec
@@ -40,10 +39,11 @@ class TruthCheck:
         """
         if not spec.reward.check_truths:
             return {"checked": False, "why": "reward.check_truths = false"}
-        if why := self._cannot():
+        if not self._addresses:
+            why = "SLUICE_REWARD_ADDRESSES is not set on the coordinator"
             get_logger("coordinator").warning("truths_unchecked", why=why)
             return {"checked": False, "why": why}
-        from sluice.transport.reward import RewardClient  # brings gRPC along, which nothing else here needs
+        from sluice.transport.reward import RewardClient  # brings gRPC along: only for the check
 
         client = RewardClient(self._addresses, self._seconds, "SLUICE_TRUTH_CHECK_SECONDS")
         try:
@@ -59,12 +59,6 @@ class TruthCheck:
         finally:
             await client.close()
         return facts
-
-    def _cannot(self) -> str:
-        """Why nobody can be asked, or ""."""
-        if not self._addresses:
-            return "SLUICE_REWARD_ADDRESSES is not set on the coordinator"
-        return "" if find_spec("grpc") else "the coordinator has no gRPC: install grpcio beside it"
 
 
 def _distinct(spec: RunSpec, table: PromptTable) -> list[int]:
