@@ -91,6 +91,28 @@ def test_the_estimate_of_the_published_recipe_fits_its_machines(capsys: pytest.C
     assert "32.76 billion" in errors
     memory = re.search(r"about ([0-9.]+) GB with 128", errors)
     assert memory is not None and 10 < float(memory[1]) < 80
+    assert "16 at a time, of at most 180,224 tokens: each on 8 GPUs, with 22,528 tokens and 5 of 40" in errors
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shared", "message"),
+    [
+        (12, 8, "sequence_parallel = 8 must divide .* --gpus 12"),
+        (8, 8, "= 8 is more than the model's 4 attention heads"),
+    ],
+)
+def test_gpus_that_cannot_share_micro_batches_are_named_in_a_dry_run(gpus: int, shared: int, message: str) -> None:
+    spec = load_run_spec(Path("configs/tiny.toml"))
+    spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"sequence_parallel": shared})})
+    with pytest.raises(ConfigError, match=message):
+        estimate(spec, Architecture.read(Path("models/tiny/config.json")), gpus)
+
+
+def test_heads_that_ranks_cannot_share_evenly_are_said_in_a_dry_run() -> None:
+    spec = load_run_spec(Path("configs/tiny.toml"))
+    spec = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"sequence_parallel": 3})})
+    lines = dict(estimate(spec, Architecture.read(Path("models/tiny/config.json")), 6))
+    assert lines["micro-batches"].startswith("2 at a time") and "at most 2 of 4" in lines["micro-batches"]
 
 
 def test_the_estimate_of_adapters_counts_what_peft_trains_and_publishes_whole_weights() -> None:
