@@ -72,6 +72,6 @@ class EvaluationConfig(Section):
         if match["set"] not in {chosen.name for chosen in self.sets}:
             return f"there is no evaluation set {match['set']!r}; evaluation.sets has {names}"
         k = int(match["k"])
-        parts = [] if match["kind"] == "avg" else [1 << bit for bit in range(6) if 1 << bit <= self.samples]
-        known = sorted({*parts, self.samples})
+        parts = {1 << bit for bit in range(LARGEST_PART.bit_length())} if match["kind"] != "avg" else set()
+        known = sorted({part for part in parts if part <= self.samples} | {self.samples})
         return "" if k in known else f"evaluation.samples = {self.samples} gives {match['kind']}@k for k = {known}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from sluice.client import RunsClient
+from sluice.client import NoServerError, RunsClient
+from sluice.errors import TransientError
 from sluice.types import RunState
 from sluice.views import EventView
 from tests.e2e.local_stack import LocalStack, addition, assert_clean, local_stack, tiny, wait_for, wait_for_steps
@@ -25,13 +27,14 @@ async def test_killing_every_kind_of_service_in_turn_loses_nothing_and_trains_no
     section = addition(samples=16, limit=100, every_steps=30, deadline_seconds=200)
     async with stack.client() as client:
         run = await client.create(tiny(section, trainer__total_steps=60, checkpoint__interval=4))
-        await kill_in_mid_evaluation(stack, client)
+        await kill(stack, await reserved_worker(client, lambda version: version.startswith("v0.")))
         steps = 2
-        for command in ("reward-0", "nats", "engine-1", "trainer-0", "valkey", "coordinator"):
+        for command in ("reward-0", "nats", "trainer-0", "valkey"):
             run = await wait_for_steps(client, run.id, steps)
             steps = run.training_steps + 2
-            pid = stack.kill(command)
-            await stack.wait_until_restarted(command, pid)
+            await kill(stack, command)
+        worker = await reserved_worker(client, lambda version: not version.startswith("v0."))
+        await asyncio.gather(kill(stack, worker.replace("rollout", "engine")), kill(stack, "coordinator"))
         final = await wait_for(client, run.id, RunState.SUCCEEDED, seconds=300)
         evaluations = await client.evaluations(run.id)
         events = [event async for event in client.events(run.id)]
@@ -48,14 +51,21 @@ async def test_killing_every_kind_of_service_in_turn_loses_nothing_and_trains_no
     assert steps_during_evaluation(events, "v0.1") >= 1, "training went on while v0 was evaluated, and its worker died"
 
 
-async def kill_in_mid_evaluation(stack: LocalStack, client: RunsClient) -> None:
-    """kill -9 of the worker that is reserved, once it has answered some prompts and others are in its hands."""
-    async with asyncio.timeout(60):
-        while not (reserved := [worker.name for worker in await client.workers() if worker.evaluating]):
+async def kill(stack: LocalStack, command: str) -> None:
+    """kill -9, and wait until the supervisor has started it again."""
+    pid = stack.kill(command)
+    await stack.wait_until_restarted(command, pid)
+
+
+async def reserved_worker(client: RunsClient, wanted: Callable[[str], bool]) -> str:
+    """The worker in the middle of an evaluation of a version that is wanted."""
+    async with asyncio.timeout(240):
+        while True:
+            with contextlib.suppress(NoServerError, TransientError):
+                for worker in await client.workers():
+                    if worker.evaluating and worker.evaluating == worker.version and wanted(worker.version):
+                        return worker.name
             await asyncio.sleep(0.1)
-    (name,) = reserved
-    pid = stack.kill(name)
-    await stack.wait_until_restarted(name, pid)
 
 
 def steps_during_evaluation(events: list[EventView], version: str) -> int:
