@@ -1,4 +1,4 @@
-"""`make chaos`: random schedules in memory, then storms over several runs, audited, their weights replayed bit for bit."""
+"""`make chaos`: random schedules in memory, then storms, each audited, and the weights of the real ones replayed."""
 
 from __future__ import annotations
 
