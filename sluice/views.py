@@ -56,13 +56,6 @@ class DeletionView(View):
     id: str
     keep_checkpoints: bool = Field(description="Its checkpoints stay where they are.")
 
-    @property
-    def text(self) -> str:
-        """For people."""
-        folders = "weights" if self.keep_checkpoints else "weights and checkpoints"
-        kept = "; its checkpoints stay" if self.keep_checkpoints else ""
-        return f"{self.id}: deleted; the trainer removes its {folders} when it next waits for a run{kept}"
-
 
 class CountsView(View):
     """issued = trained + Σ dropped + live; `kept` counts groups that have waited for, or gone into, a batch."""

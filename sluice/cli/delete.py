@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli.connection import At, RunId, connect, wait_for
+from sluice.views import DeletionView
 
 KeepCheckpoints = Annotated[
     bool,
@@ -17,8 +18,11 @@ KeepCheckpoints = Annotated[
 def delete(run: RunId, keep_checkpoints: KeepCheckpoints = False, at: At = None) -> None:
     """Delete a run that has ended: its records, rollouts, events, weights and checkpoints. There is no way back."""
 
-    async def work() -> str:
+    async def work() -> DeletionView:
         async with connect(at) as client:
-            return (await client.delete(run, keep_checkpoints)).text
+            return await client.delete(run, keep_checkpoints)
 
-    print(wait_for(work()))
+    deleted = wait_for(work())
+    folders = "weights" if deleted.keep_checkpoints else "weights and checkpoints"
+    kept = "; its checkpoints stay" if deleted.keep_checkpoints else ""
+    print(f"{deleted.id}: deleted; the trainer removes its {folders} when it next waits for a run{kept}")
