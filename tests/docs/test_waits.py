@@ -10,15 +10,16 @@ from pathlib import Path
 from services.coordinator import eval_status, parts
 from tests.docs.pages import ROOT
 
-NAMES_A_WAIT = {"waiting": 1, "call": 1, "WaitView": 0, "_wait": 0}
+NAMES_A_WAIT = {"waiting": 1, "call": 1, "WaitView": 0, "_wait": 0, "WaitTimeoutError": 0}
 """Functions by name, and where they take the wait's name; the trainer's `waiting` takes nothing else."""
 ALONE = ("waiting",)
 
 
 def waits_of_code() -> set[str]:
-    """Names in calls, and those that the coordinator takes from its own tables."""
+    """Names in calls, those that the coordinator has in its own tables, and the engine's routes: a wait for each."""
     found = {parts_name for table in (parts.OF_A_WORKER, parts.OF_THE_TRAINER) for parts_name in table}
-    for folder in ("coordinator", "rollout", "trainer"):
+    found |= set(re.findall(r'"/([a-z_]+)"', (ROOT / "services/rollout/engine.py").read_text(encoding="utf-8")))
+    for folder in ("coordinator", "rollout", "trainer", "reward"):
         for file in sorted((ROOT / "services" / folder).glob("*.py")):
             found |= set(_named_in(file))
     return found | {eval_status.WAIT}
