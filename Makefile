@@ -1,6 +1,6 @@
 # `make` alone says what there is. Every target sets up what it needs first.
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-e2e chart-check compose-smoke bare-metal chaos demo bench proto
+.PHONY: help setup check test test-e2e chart-check compose-smoke bare-metal chaos demo bench bench-memory proto
 
 PYTHON_BIN := .venv/bin/python
 
@@ -35,7 +35,10 @@ demo: setup ## train SmolLM2-135M on this machine, with a summary and a plot at 
 	@.venv/bin/sluice demo
 
 bench: setup ## every benchmark; tables here, figures in artifacts/bench/
-	@for file in bench/*_bench.py; do $(PYTHON_BIN) "$$file" || exit 1; done
+	@for file in $(filter-out bench/memory_bench.py,$(wildcard bench/*_bench.py)); do $(PYTHON_BIN) "$$file" || exit 1; done
+
+bench-memory: setup ## the memory of every service over 100,000 groups (10 to 20 min)
+	@$(PYTHON_BIN) bench/memory_bench.py
 
 proto: setup ## generate sluice/wire/v1 from proto/
 	@scripts/proto.sh
