@@ -19,6 +19,8 @@ class StreamLimits:
     prompts_bytes: int = 1 << 30
     events_bytes: int = 256 << 20
     events_age_seconds: float = 24 * 3600
+    evaluation_prompts_bytes: int = 256 << 20
+    evaluation_groups_bytes: int = 512 << 20
     evaluation_groups_age_seconds: float = 7 * 24 * 3600
     """They go when their evaluation ends; this takes what a worker stored too late."""
     replicas: int = 1
@@ -57,13 +59,13 @@ def stream_table(limits: StreamLimits) -> list[StreamConfig]:
             name=subjects.EVAL_PROMPTS,
             subjects=["evalprompts.*.*.*"],
             retention=RetentionPolicy.WORK_QUEUE,
-            max_bytes=limits.prompts_bytes,
+            max_bytes=limits.evaluation_prompts_bytes,
             **common,
         ),
         StreamConfig(
             name=subjects.EVAL_GROUPS,
             subjects=["evalgroups.*.*.*"],
-            max_bytes=limits.groups_bytes,
+            max_bytes=limits.evaluation_groups_bytes,
             max_age=limits.evaluation_groups_age_seconds,
             **common,
         ),
