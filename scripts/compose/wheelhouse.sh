@@ -2,7 +2,7 @@
 # Collect the wheels of every image in a folder, so that images can be built without a network; quick when done.
 #   scripts/compose/wheelhouse.sh [FOLDER]     default: deploy/compose/wheelhouse, where the Dockerfile looks
 #   PYTHON=python3.11                          the Python to collect with: of the base image's minor version
-#   EXTRAS=trainer,lora                        the extras to collect for, if not those of the five services
+#   EXTRAS=trainer,tracking                    the extras to collect for, if not those of the five services
 # Pip's own settings say where wheels come from; for GPUs give it an index, or links, that have CUDA's torch.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -86,13 +86,11 @@ def add_adapters(causal: Any, lora: LoraConfig, seed: int) -> Adapters:
     """Put adapters beside linear layers of the model, and freeze everything else. The seed decides the first values.
 
     Raises:
-        ConfigError: peft is not installed, or `lora.target_modules` names no layer, or one that cannot have adapters.
+        ConfigError: `lora.target_modules` names no layer, or one that cannot have adapters.
     """
-    try:
-        import peft
-        from peft.tuners.lora import Linear
-    except ImportError:
-        raise ConfigError(f"lora.rank = {lora.rank} needs the package peft: pip install 'sluice[lora]'") from None
+    import peft  # seconds that a run without adapters need not wait
+    from peft.tuners.lora import Linear
+
     _check_targets(causal, lora)
     targets = "all-linear" if lora.target_modules is None else list(lora.target_modules)
     config = peft.LoraConfig(
