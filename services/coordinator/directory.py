@@ -148,13 +148,15 @@ class Directory:
 
     async def _history(self, run_id: str) -> RunHistory:
         """As it stands now; as it was read last, if NATS does not answer."""
+        known = self._runs.known(run_id)
+        patience = None if known is None else 0 if self._around.nats_is_away else PATIENCE_SECONDS
         try:
-            async with asyncio.timeout(0 if self._around.nats_is_away else PATIENCE_SECONDS):
+            async with asyncio.timeout(patience):
                 history = await self._runs.get(run_id)
         except TimeoutError:
-            history = self._runs.known(run_id)
-            if history is None:
+            if known is None:
                 raise
+            history = known
         if history is None:
             raise missing(run_id)
         return history
