@@ -33,8 +33,6 @@ QUEUES = ("raw", "redis", "files")
 
 
 def main() -> None:
-    if not TORCH_ENVIRONMENT.items() <= os.environ.items():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **TORCH_ENVIRONMENT})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side that count")
     parser.add_argument("--groups", type=int, default=48, help="groups of eight rollouts in a turn")
@@ -113,4 +111,7 @@ def _rollout(numbers: random.Random, n: int, i: int, tokens: int) -> Rollout:
 
 
 if __name__ == "__main__":
+    # Here and not in main(), which may be called in a process that is not its own.
+    if not TORCH_ENVIRONMENT.items() <= os.environ.items():
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **TORCH_ENVIRONMENT})
     main()
