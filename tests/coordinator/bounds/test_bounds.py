@@ -16,7 +16,7 @@ from tests.coordinator.bounds.machine import Run
 def play(schedules: int = 0) -> None:
     """So many random schedules, others each time; 0: the same few."""
     chosen = settings(
-        max_examples=schedules or 150,
+        max_examples=schedules or 120,
         stateful_step_count=30,
         derandomize=not schedules,
         database=None,
