@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.integrations.flash_attention import flash_attention_forward
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from services.trainer.packing import MicroBatch
 from services.trainer.row_attention import RowBlocks, States, added_mask
@@ -42,8 +40,14 @@ class Rows:
 
 def install() -> None:
     """Let transformers find our functions under the names of its own. May be called again."""
+    # Slow to import, and before `join_ranks` they would bring torch's compiler along.
+    from transformers import AttentionInterface
+    from transformers.integrations.flash_attention import flash_attention_forward
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    by_flash = partial(_by_flash, flash_attention_forward)
     AttentionInterface.register("sdpa", _RowAttention(_by_products, sdpa_attention_forward))
-    AttentionInterface.register("flash_attention_2", _RowAttention(_by_flash, flash_attention_forward))
+    AttentionInterface.register("flash_attention_2", _RowAttention(by_flash, flash_attention_forward))
 
 
 def arguments(batch: MicroBatch, dtype: torch.dtype, sequence: SequenceGroup | None) -> dict[str, Any]:
@@ -135,13 +139,20 @@ def _by_products(
     return scaled_dot_product_attention(query, key, value, attn_mask=rows.mask, scale=scaling)
 
 
-def _by_flash(module: nn.Module, _rows: Rows, states: States, key_heads: list[int], options: dict[str, Any]) -> Tensor:
-    """Through transformers, which finds the kernel; `options` has the borders of the sequences."""
+def _by_flash(
+    through: Callable[..., tuple[Tensor, Any]],
+    module: nn.Module,
+    _rows: Rows,
+    states: States,
+    key_heads: list[int],
+    options: dict[str, Any],
+) -> Tensor:
+    """`through` transformers, which finds the kernel; `options` has the borders of the sequences."""
     query, key, value = states
     if key_heads != _key_heads(query, key):  # the kernel wants as many query heads for each key head
         key, value = (_for_each_query(x, key_heads) for x in (key, value))
     of_all_columns = {name: option for name, option in options.items() if name != "position_ids"}
-    found, _ = flash_attention_forward(module, query, key, value, None, **of_all_columns)
+    found, _ = through(module, query, key, value, None, **of_all_columns)
     return found.transpose(1, 2)
 
 

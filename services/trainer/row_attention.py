@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.trainer.blocks import Block
@@ -80,6 +79,8 @@ def attend_causally(states: States, slab: Tensor | None, scaling: float | None) 
     if length == keys:
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     if slab is None:
+        from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler along
+
         bias: Any = causal_lower_right(length, keys)
         return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
     found, end = [], keys - length
