@@ -49,13 +49,13 @@ class Run(Coordinators):
         size=st.tuples(st.integers(1, 3), st.integers(3, 6)),
         staleness=st.sampled_from([0, 1, 1, 2, 2, 3]),
         kind=KINDS,
-        slow=st.sampled_from([ENDLESS, 2, 3, 5, 7]),
-        moves=st.tuples(st.integers(0, 2**16), st.integers(0, 150)),
+        slow=st.sampled_from([ENDLESS, 3, 4, 5, 7]),
+        moves=st.tuples(st.integers(0, 2**16), st.integers(0, 180)),
     )
     def begin(
         self, size: tuple[int, int], staleness: int, kind: dict[str, Any], slow: int, moves: tuple[int, int]
     ) -> None:
-        """A run of so many groups a batch and so many batches, one group in `slow` slow, after some ordinary steps."""
+        """A run of so many groups a batch and so many batches, two of `slow` groups slow, after some ordinary steps."""
         self.slow = slow
         batch_size, steps = size
         changes = {"asynchrony__max_staleness": staleness, **kind}
@@ -155,8 +155,8 @@ class Run(Coordinators):
         pick, accs = rng.randrange(12), rng.choice((MIXED, MIXED, MIXED, RIGHT, WRONG, GroupStatus.FAILED))
         if self.workers.offered():
             moves += [lambda: self.a_worker_generates(1, pick, rng.randrange(3), accs)] * 3
-        patient = rng.random() < 0.9
-        if quick := [a for a in self.workers.attempts if (a.message.n + 1) % self.slow or not patient]:
+        patient = rng.random() < 0.95
+        if quick := [a for a in self.workers.attempts if a.message.n % self.slow not in (1, 2) or not patient]:
             moves += [lambda: self.workers.commit(rng.choice(quick), acked=True)] * 3
         if self.trainer.k < len(self.truth.batches):
             moves += [self.the_trainer_trains]
