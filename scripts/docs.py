@@ -19,7 +19,7 @@ from documentation.markdown import put_between_marks
 from documentation.run_file import configuration_page
 from drift import command
 
-from services.coordinator.api import create_app
+from services.coordinator.api.app import create_app
 
 ROOT = Path(__file__).resolve().parent.parent
 OPERATIONS, METRICS = Path("docs/operations.md"), Path("docs/metrics.md")

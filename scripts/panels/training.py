@@ -79,8 +79,8 @@ LEARNING = Section(
         ),
         Panel(
             "Evaluation",
-            "Newest results on the run's evaluation sets: avg@k, pass@k, cons@k, best@k for the k that is all responses "
-            "to a problem. A point is shown until the next one; their 95 % intervals are in the API.",
+            "Newest results on the run's evaluation sets: avg@k, pass@k, cons@k, best@k for the k that is all "
+            "responses to a problem. A point is shown until the next one; their 95 % intervals are in the API.",
             (Query(runs("sluice_evaluation_score"), "{{set}} {{measure}} · {{run}}"),),
         ),
     ),

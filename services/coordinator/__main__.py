@@ -10,8 +10,8 @@ import sys
 
 import uvicorn
 
-from services.coordinator.api import create_app
-from services.coordinator.api_access import check_host
+from services.coordinator.api.access import check_host
+from services.coordinator.api.app import create_app
 from services.coordinator.around import Around, NatsWatch
 from services.coordinator.board import StatusBoard
 from services.coordinator.config import CoordinatorConfig

@@ -11,7 +11,7 @@ import json
 
 from nats.js.errors import KeyNotFoundError, NotFoundError
 
-from services.coordinator.api_problems import ConflictError
+from services.coordinator.api.problems import ConflictError
 from services.coordinator.history import RunHistory
 from services.coordinator.runs import RunReader
 from sluice.transport.evaluations import remove_evaluation_consumer

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from services.coordinator import forking
-from services.coordinator.api_problems import ConflictError, MissingError
+from services.coordinator.api.problems import ConflictError, MissingError
 from services.coordinator.around import PATIENCE_SECONDS, Around
 from services.coordinator.board import StatusBoard
 from services.coordinator.control import ask
 from services.coordinator.creation import RunCreator
 from services.coordinator.deletion import check_deletable, delete_run, is_deleted
-from services.coordinator.eval_reader import EvaluationReader
+from services.coordinator.evaluation.reader import EvaluationReader
 from services.coordinator.groups import GroupReader
 from services.coordinator.history import RunHistory
 from services.coordinator.prompt_source import SourceShelf
@@ -49,7 +49,7 @@ from sluice.wire import subjects
 
 
 class Directory:
-    """Implements `services.coordinator.api.RunDirectory`; every replica gives the same answers."""
+    """Implements `services.coordinator.api.app.RunDirectory`; every replica gives the same answers."""
 
     def __init__(
         self, bus: Bus, runs: RunReader, board: StatusBoard, around: Around, truths: TruthCheck, allow_remote_code: bool

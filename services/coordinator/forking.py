@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from services.coordinator.api_problems import ConflictError, InvalidError
+from services.coordinator.api.problems import ConflictError, InvalidError
 from services.coordinator.history import RunHistory
 from sluice.config import RunSpec
 from sluice.data import same_prompts

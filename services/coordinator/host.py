@@ -10,7 +10,7 @@ from nats.js.errors import APIError
 
 from services.coordinator.board import StatusBoard
 from services.coordinator.config import CoordinatorConfig
-from services.coordinator.eval_run import evaluating
+from services.coordinator.evaluation.run import evaluating
 from services.coordinator.inbox import RunInbox
 from services.coordinator.loop import coordinate
 from services.coordinator.metrics import CoordinatorMetrics

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from services.coordinator.bottleneck import Part
 from services.coordinator.curriculum import Difficulty
-from services.coordinator.eval_metrics import EvaluationMetrics
+from services.coordinator.evaluation.metrics import EvaluationMetrics
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.status import LiveStatus

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from services.coordinator.board import StatusBoard
-from services.coordinator.eval_status import Evaluating
+from services.coordinator.evaluation.status import Evaluating
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from services.coordinator.api_problems import ConflictError, InvalidError
+from services.coordinator.api.problems import ConflictError, InvalidError
 from services.coordinator.history import RunHistory
 from services.coordinator.run import announce
 from sluice.errors import FencedError

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.coordinator.bottleneck import describe
-from services.coordinator.eval_status import Evaluating, generation_pauses
+from services.coordinator.evaluation.status import Evaluating, generation_pauses
 from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter

@@ -12,7 +12,7 @@ import sys
 from types import FrameType
 
 from services.trainer.config import TrainerSettings
-from services.trainer.replay_arguments import parse
+from services.trainer.replay.arguments import parse
 from sluice.service import run_service
 from sluice.storage import check_writable
 from sluice.telemetry import configure_logging, get_logger

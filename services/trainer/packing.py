@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.trainer.blocks import Unit, units_of
+from services.trainer.attention.blocks import Unit, units_of
 from services.trainer.forest import Forest, Response, grow_forest
 from sluice.algorithms.losses import Responses
 

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.utils import logging as transformers_logging
 
-from services.trainer import attention
 from services.trainer.adapters import Adapters, add_adapters, base_name
+from services.trainer.attention import function as attention
 from services.trainer.head import LogProbHead
 from services.trainer.packing import MicroBatch, PackingLimits
 from services.trainer.sequence import SequenceGroup, Slice

@@ -13,8 +13,8 @@ from services.trainer import metrics
 from services.trainer.bus import NatsThread
 from services.trainer.config import TrainerSettings
 from services.trainer.memory import keep_freed_memory
-from services.trainer.replay import replay
-from services.trainer.replay_report import report
+from services.trainer.replay.report import report
+from services.trainer.replay.training import replay
 from services.trainer.session import Session
 from services.trainer.wiring import Parts
 from services.trainer.zero import join_ranks, rank_device

@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from services.coordinator.api import create_app
-from services.coordinator.api_problems import ConflictError, MissingError
+from services.coordinator.api.app import create_app
+from services.coordinator.api.problems import ConflictError, MissingError
 from sluice.config import RunSpec, changed, parse_run_spec
 from sluice.errors import ConfigError, TransientError
 from sluice.evaluation_views import RunEvaluationView
@@ -38,7 +38,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 class RunShelf:
-    """Implements `services.coordinator.api.RunDirectory`. The test sets fields and calls `emit`."""
+    """Implements `services.coordinator.api.app.RunDirectory`. The test sets fields and calls `emit`."""
 
     def __init__(self) -> None:
         self.runs: dict[str, RunView] = {}

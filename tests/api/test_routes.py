@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from services.coordinator.api_access import check_host
-from services.coordinator.api_body import MAX_BODY_BYTES
+from services.coordinator.api.access import check_host
+from services.coordinator.api.body import MAX_BODY_BYTES
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from sluice.types import RunState

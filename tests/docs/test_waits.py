@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.coordinator import eval_status, parts
+from services.coordinator import parts
+from services.coordinator.evaluation import status
 from tests.docs.pages import ROOT
 
 NAMES_A_WAIT = {"waiting": 1, "call": 1, "WaitView": 0, "_wait": 0, "WaitTimeoutError": 0}
@@ -22,7 +23,7 @@ def waits_of_code() -> set[str]:
     for folder in ("coordinator", "rollout", "trainer", "reward"):
         for file in sorted((ROOT / "services" / folder).glob("*.py")):
             found |= set(_named_in(file))
-    return found | {eval_status.WAIT}
+    return found | {status.WAIT}
 
 
 def _named_in(file: Path) -> Iterator[str]:

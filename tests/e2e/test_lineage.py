@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from services.trainer.comparison import read_tensors
+from services.trainer.replay.comparison import read_tensors
 from sluice.cli import main
 from sluice.config import parse_run_spec
 from sluice.transport.log import ledger_log, trainer_log

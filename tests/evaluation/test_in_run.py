@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.coordinator.eval_sets import LoadedSet, load_sets, prompt_of, samples_of, write_files
-from services.coordinator.eval_status import Evaluating
+from services.coordinator.evaluation.sets import LoadedSet, load_sets, prompt_of, samples_of, write_files
+from services.coordinator.evaluation.status import Evaluating
 from sluice.config import EvaluationConfig, EvaluationSet, RunSpec, load_run_spec, parse_run_spec
 from sluice.errors import ConfigError
 from sluice.evaluation.history import EvaluationHistory

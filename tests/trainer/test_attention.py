@@ -15,14 +15,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from services.trainer import row_attention
-from services.trainer.attention import Rows, arguments, check_used
-from services.trainer.blocks import Unit, units_of
+from services.trainer.attention import rows as row_attention
+from services.trainer.attention.blocks import Unit, units_of
+from services.trainer.attention.function import Rows, arguments, check_used
+from services.trainer.attention.rows import RowBlocks, added_mask, attend_causally, causal_slab
 from services.trainer.forest import Response, grow_forest
 from services.trainer.packing import MicroBatch, PackingLimits, masked_micro_batch, micro_batch, pack
 from services.trainer.policy import MASK_LENGTH, Policy, load_policy, packing_limits
 from services.trainer.ranks import Ranks
-from services.trainer.row_attention import RowBlocks, added_mask, attend_causally, causal_slab
 from sluice.errors import ConfigError
 from tests.trainer.flash import attentions, flash_attention
 from tests.trainer.script import make_spec

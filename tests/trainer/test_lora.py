@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.adapters import check_trained_form, trained_form
 from services.trainer.claim import Claim
-from services.trainer.comparison import Comparison
 from services.trainer.policy import load_policy
 from services.trainer.publish import Publisher
 from services.trainer.ranks import Ranks
-from services.trainer.recording import Recording
+from services.trainer.replay.comparison import Comparison
+from services.trainer.replay.recording import Recording
 from services.trainer.universal import universal_form
 from services.trainer.zero import ZeroEngine
 from sluice.cli import main

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from services.trainer.config import TrainerSettings
 from services.trainer.ranks import Ranks
-from services.trainer.replay import regrouped
+from services.trainer.replay.training import regrouped
 from services.trainer.sequence import key_ranges, query_ranges
 from sluice.transport.nats import Bus
 from sluice.types import RunState

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.trainer.recording import Recording
+from services.trainer.replay.recording import Recording
 from services.trainer.report import StepReport
 from sluice.types import PolicyVersion, Version
 from sluice.weights.manifest import MANIFEST_FILE, AdaptersEntry, Manifest, adapters_run

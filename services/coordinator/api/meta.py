@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from services.coordinator.api_problems import UnavailableError, responses
+from services.coordinator.api.problems import UnavailableError, responses
 
 router = APIRouter(tags=["probes"])
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from services.coordinator.api_body import RUN_SPEC_BODY, ControlBody, ForkBody, ResumeBody, read_run_spec
-from services.coordinator.api_problems import responses
+from services.coordinator.api.body import RUN_SPEC_BODY, ControlBody, ForkBody, ResumeBody, read_run_spec
+from services.coordinator.api.problems import responses
 from sluice.config import RunSpec
 from sluice.evaluation_views import RunEvaluationView
 from sluice.group_views import GroupDetailView, GroupView
@@ -25,7 +25,7 @@ from sluice.views import (
 )
 
 if TYPE_CHECKING:
-    from services.coordinator.api import RunDirectory
+    from services.coordinator.api.app import RunDirectory
 
 router = APIRouter(prefix="/v1", responses=responses(401, 503))
 

@@ -1,6 +1,6 @@
 """The runs REST API: HTTP in front of a RunDirectory, which knows the runs.
 
-Nothing here keeps state. Every fault leaves as an RFC 9457 problem document (`api_problems`), every answer is one of
+Nothing here keeps state. Every fault leaves as an RFC 9457 problem document (`problems.py`), every answer is one of
 `sluice.views`, and OpenAPI at /openapi.json lists them all.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI
 
-from services.coordinator import api_meta, api_problems, api_routes
-from services.coordinator.api_access import TokenCheck
-from services.coordinator.api_body import add_run_spec_schema
+from services.coordinator.api import meta, problems, routes
+from services.coordinator.api.access import TokenCheck
+from services.coordinator.api.body import add_run_spec_schema
 from sluice.config import RunSpec
 from sluice.evaluation_views import RunEvaluationView
 from sluice.group_views import GroupDetailView, GroupView
@@ -34,7 +34,7 @@ from sluice.views import (
 class RunDirectory(Protocol):
     """What the API needs to know about runs.
 
-    Every method that takes a run id raises `api_problems.MissingError` for an unknown one, and may raise
+    Every method that takes a run id raises `problems.MissingError` for an unknown one, and may raise
     `sluice.errors.TransientError` or `WaitTimeoutError`, which become 503.
     """
 
@@ -149,8 +149,8 @@ def create_app(runs: RunDirectory, token: str | None = None) -> FastAPI:
         redirect_slashes=False,  # a redirect is no documented answer; /v1/runs/ is simply not there
     )
     app.state.runs = runs
-    api_problems.install(app)
-    app.include_router(api_routes.router, dependencies=[Depends(TokenCheck(token))])
-    app.include_router(api_meta.router)
+    problems.install(app)
+    app.include_router(routes.router, dependencies=[Depends(TokenCheck(token))])
+    app.include_router(meta.router)
     add_run_spec_schema(app)
     return app

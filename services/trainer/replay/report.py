@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from services.trainer.comparison import Row, Tolerance
-from services.trainer.replay import Replay
+from services.trainer.replay.comparison import Row, Tolerance
+from services.trainer.replay.training import Replay
 
 AGREES, DISAGREES = 0, 1
 

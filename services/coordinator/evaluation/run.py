@@ -1,4 +1,4 @@
-"""The evaluations of a run in the hands of the coordinator that holds it: what `eval_loop` can do."""
+"""The evaluations of a run in the hands of the coordinator that holds it: what `loop.py` can do."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import nats
 from nats.js.errors import APIError
 
-from services.coordinator.eval_loop import evaluate
-from services.coordinator.eval_sets import LoadedSet, Piece, load_sets, prompt_of, samples_of, write_files
+from services.coordinator.evaluation.loop import evaluate
+from services.coordinator.evaluation.sets import LoadedSet, Piece, load_sets, prompt_of, samples_of, write_files
 from services.coordinator.run import Run
 from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, FencedError, TransientError
@@ -47,7 +47,7 @@ UNREACHABLE = (TransientError, TimeoutError, nats.errors.Error, APIError)
 
 
 class RunEvaluation:
-    """Implements `eval_loop.Evaluation`.
+    """Implements `loop.Evaluation`.
 
     Args:
         folder: where files go, as RUN/VERSION/SET; None: nowhere.

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.coordinator.api_problems import ApiError, InvalidError, TooLargeError
+from services.coordinator.api.problems import ApiError, InvalidError, TooLargeError
 from sluice.config import RunSpec
 from sluice.views import Problem
 

@@ -8,7 +8,7 @@ import ipaddress
 from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from services.coordinator.api_problems import UnauthorizedError
+from services.coordinator.api.problems import UnauthorizedError
 from sluice.errors import ConfigError
 
 _BEARER = HTTPBearer(auto_error=False, description="The deployment's SLUICE_API_TOKEN; not asked for when it has none.")

@@ -1,4 +1,4 @@
-"""Attention of rows to themselves, one block at a time. `attention.py` says when, `blocks.py` what a block is."""
+"""Attention of rows to themselves, one block at a time. `function.py` says when, `blocks.py` what a block is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.trainer.blocks import Block
+from services.trainer.attention.blocks import Block
 from services.trainer.packing import MicroBatch
 
 CHUNK = 256

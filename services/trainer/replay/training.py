@@ -14,9 +14,9 @@ from services.trainer.agenda import Train
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import verify
 from services.trainer.claim import Claim, Restored, check_claim, fit_to_ranks
-from services.trainer.comparison import Comparison, Row
 from services.trainer.config import TrainerSettings
-from services.trainer.recording import Recording, read_recording
+from services.trainer.replay.comparison import Comparison, Row
+from services.trainer.replay.recording import Recording, read_recording
 from services.trainer.wiring import Parts, make_trainer
 from sluice.config import RunSpec
 from sluice.errors import ConfigError, PermanentError, SluiceError, TransientError

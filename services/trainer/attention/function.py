@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from services.trainer.attention.rows import RowBlocks, States, added_mask
 from services.trainer.packing import MicroBatch
-from services.trainer.row_attention import RowBlocks, States, added_mask
 from services.trainer.sequence import SequenceGroup, key_ranges, query_ranges
 from sluice.errors import ConfigError
 

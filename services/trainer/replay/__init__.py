@@ -1,0 +1,1 @@
+"""Train a recorded run again, and compare."""
