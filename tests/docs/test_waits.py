@@ -21,7 +21,7 @@ def waits_of_code() -> set[str]:
     found = {parts_name for table in (parts.OF_A_WORKER, parts.OF_THE_TRAINER) for parts_name in table}
     found |= set(re.findall(r'"/([a-z_]+)"', (ROOT / "services/rollout/engine.py").read_text(encoding="utf-8")))
     for folder in ("coordinator", "rollout", "trainer", "reward"):
-        for file in sorted((ROOT / "services" / folder).glob("*.py")):
+        for file in sorted((ROOT / "services" / folder).rglob("*.py")):
             found |= set(_named_in(file))
     return found | {status.WAIT}
 
