@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from sluice.views import BatchView, EventView, RunView, StepView, TrainingView
+from sluice.views import BatchView, EventView, RunView, StepView, TrainingView, WaitView
 
 MOST_NOTES = 5
 COLUMNS = (
@@ -185,5 +185,14 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _note(event: EventView) -> str:
-    said = event.fields.get("message") or event.fields.get("worker") or ""
-    return f"{event.kind.replace('_', ' ')} {said}".strip()
+    if event.kind == "alarm":
+        return f"alarm: {_alarm(event.fields)}"
+    return f"{event.kind.replace('_', ' ')} {event.fields.get('worker', '')}".strip()
+
+
+def _alarm(fields: Mapping[str, Any]) -> str:
+    """The coordinator tells of a wait past its deadline; a worker and the trainer of an error in something named."""
+    if "waits_for" in fields:
+        wait = WaitView.model_validate(fields)
+        return f"{wait.name} has waited for {wait.waits_for} for {wait.seconds:.0f} s"
+    return f"{fields.get('wait') or fields.get('alarm')}: {fields.get('error')}"

@@ -66,7 +66,10 @@ def watch_to_the_end(server: ThreadServer, run_id: str, end: RunState) -> int:
     def advance() -> None:
         time.sleep(0.3)
         server.shelf.change(run_id, state=RunState.RUNNING, reason="")
-        server.do(server.shelf.emit(run_id, "alarm", message="group 7 is in flight for 600 s"))
+        late = {"name": "straggler", "waits_for": "group 7", "seconds": 600.2, "deadline_seconds": 600.0}
+        server.do(server.shelf.emit(run_id, "alarm", **late))
+        server.do(server.shelf.emit(run_id, "alarm", alarm="diverged", error="the loss of groups [2] is NaN or Inf"))
+        server.do(server.shelf.emit(run_id, "alarm", wait="weight_sync", error="the engine is down", knob="a.knob"))
         server.do(server.shelf.emit(run_id, "batch", step=0, **BATCH))
         server.do(server.shelf.emit(run_id, "step", step=0, **TRAINING))
         server.shelf.change(run_id, state=end, reason="the end")
@@ -89,7 +92,9 @@ def test_watching_prints_a_line_a_step_and_ends_with_the_run(
     (step,) = [line for line in lines if line.startswith("step ")]
     for part in ("1/20", "v1.1", "reward 0.625", "kept 80%", "all_correct 3, all_wrong 1", "0:4 1:12", "181 tokens/s"):
         assert part in step
-    assert "alarm group 7 is in flight for 600 s" in lines
+    assert "alarm: straggler has waited for group 7 for 600 s" in lines
+    assert "alarm: diverged: the loss of groups [2] is NaN or Inf" in lines
+    assert "alarm: weight_sync: the engine is down" in lines
     assert lines[-1] == f"run {run_id} is succeeded: the end"
 
 
