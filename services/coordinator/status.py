@@ -113,7 +113,9 @@ def counts_of(queue: FilterQueue) -> CountsView:
 def _waits_by_state(history: RunHistory, queue: FilterQueue, workers: int) -> dict[str, str]:
     match history.state:
         case RunState.QUEUED:
-            missing = {"trainer": "a trainer that publishes v0"} if history.version_number < 0 else {}
+            missing = (
+                {"trainer": f"a trainer that publishes v{history.first_step}"} if history.version_number < 0 else {}
+            )
             return missing | ({"rollout_worker": "a rollout worker that joins"} if workers == 0 else {})
         case RunState.RUNNING if queue.in_flight:
             return {"groups": f"{queue.in_flight} groups in flight at {workers} rollout workers"}

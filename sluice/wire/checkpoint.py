@@ -38,8 +38,9 @@ def record_of(folder: Path) -> tuple[str, Checkpoint]:
         record = Checkpoint(fields["k"], fields["lineage"], str(folder.resolve()), checksum(text), fields["chain"])
         return str(fields["run_id"]), record
     except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else repr(error)
         raise ConfigError(
-            f"{folder} is no checkpoint ({error!r}); name a folder such as checkpoints/RUN/K.LINEAGE, with its "
+            f"{folder} is no checkpoint ({why}); name a folder such as checkpoints/RUN/K.LINEAGE, with its "
             f"{MANIFEST_FILE}"
         ) from None
 

@@ -135,7 +135,7 @@ async def test_a_run_without_a_checkpoint_cannot_be_forked_and_a_folder_that_is_
     assert "no checkpoint yet" in (await send(coordinator, "POST", f"/v1/runs/{view['id']}/fork", 409))["detail"]
     body = spec().model_dump(mode="json")
     refused = await send(coordinator, "POST", "/v1/runs?checkpoint=/nowhere/5.1", 422, body)
-    assert "/nowhere/5.1 is no checkpoint" in refused["detail"]
+    assert "/nowhere/5.1 is no checkpoint (No such file or directory)" in refused["detail"]
 
 
 async def test_a_run_that_failed_on_a_batch_goes_on_without_it_and_its_groups_are_dropped_by_name(

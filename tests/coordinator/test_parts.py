@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from services.coordinator.attendance import FORGET_SECONDS, Attendance
+from services.coordinator.evaluation.status import Evaluating
+from services.coordinator.filter_queue import FilterQueue
+from services.coordinator.history import RunHistory
+from services.coordinator.meter import Meter
 from services.coordinator.parts import NAMED_AFTER_SECONDS, SILENT_SECONDS, waits_of_parts
+from services.coordinator.rules import QueueRules
 from services.coordinator.staff import Beat, Staff, TrainerBeat
+from services.coordinator.status import Clocks, status_of
+from sluice.types import Checkpoint, Origin
 from sluice.views import WorkerView
 from sluice.waits import REMIND_SECONDS, Reminder, Waits
 from tests.coordinator.stage import spec
@@ -34,6 +41,16 @@ def test_of_each_wait_the_longest_is_named_with_whose_it_is_and_its_own_deadline
     assert waits.keys() == {"generate", "reward", "rollouts"}, "who has nothing to do holds nobody up"
     assert "http://b" in waits["generate"].waits_for and "worker a" in waits["reward"].waits_for
     assert waits["reward"].deadline_seconds == 7.0
+
+
+def test_a_queued_fork_waits_for_the_version_that_it_begins_with() -> None:
+    history = RunHistory("fork")
+    history.spec = spec()
+    history.origin = Origin("run", Checkpoint(k=40, lineage=1, path="40.1", checksum="", chain=""))
+    queue = FilterQueue(QueueRules(2, 0, 50, first_step=40))
+    status = status_of(history, queue, Clocks(), Meter(), Beat(), Evaluating(history.spec, 40))
+    waits = {wait.name: wait.waits_for for wait in status.waits}
+    assert waits == {"trainer": "a trainer that publishes v40", "rollout_worker": "a rollout worker that joins"}
 
 
 def test_while_nats_is_away_nobody_else_is_named_silent() -> None:
