@@ -109,9 +109,9 @@ def _check_targets(causal: Any, lora: LoraConfig) -> None:
         named = [name for name, _ in causal.named_modules() if f".{name}".endswith(f".{target}")]
         if not named or not linear.issuperset(named):
             ends = sorted({name.rpartition(".")[2] for name in linear})
-            wrong = next((name for name in named if name not in linear), "nothing in this model")
+            wrong = next((f"{name}, which is" for name in named if name not in linear), "nothing in this model, so")
             raise ConfigError(
-                f"lora.target_modules: {target!r} names {wrong}, which is no linear layer before the head; "
+                f"lora.target_modules: {target!r} names {wrong} no linear layer before the head; "
                 f"those are called {', '.join(ends)}"
             )
 

@@ -158,7 +158,10 @@ def test_a_checkpoint_of_other_adapters_is_refused_with_what_differs(tiny_model:
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (["q_proj", "c_attn"], "'c_attn' names nothing in this model, .* called down_proj, gate_proj, k_proj"),
+        (
+            ["q_proj", "c_attn"],
+            "'c_attn' names nothing in this model, so no linear layer .* called down_proj, gate_proj, k_proj",
+        ),
         (["embed_tokens"], r"names model\.embed_tokens, which is no linear layer before the head"),
         (["lm_head"], "names lm_head, which is no linear layer before the head"),
     ],
