@@ -95,7 +95,9 @@ def _demands(spec: RunSpec, gpus: int, architecture: Path | None) -> list[tuple[
 
 def _missing(spec: RunSpec) -> list[str]:
     """Files that the spec names and this folder lacks: a fault when the run starts, not in a dry run."""
-    notes = [f"data.train_files: {file}" for file in spec.data.train_files if not Path(file).exists()]
+    named = [("data.train_files", file) for file in spec.data.train_files]
+    named += [(f"evaluation.sets, {entry.name}", file) for entry in spec.evaluation.sets for file in entry.files]
+    notes = [f"{field}: {file}" for field, file in named if not Path(file).exists()]
     if spec.model.path.startswith(HUB):
         return [*notes, f"model.path: {spec.model.path}"]
     try:

@@ -182,6 +182,8 @@ def test_a_run_of_one_step_has_no_more_groups_than_it_trains() -> None:
 
 def test_a_dry_run_names_files_that_are_not_here_yet_and_still_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "configs/tiny.toml", "--set", 'data.train_files=["absent.jsonl"]', "--dry-run"]
-    assert main([*arguments, "--set", "model.path=models/absent"]) == 0
+    measured = ["--set", "evaluation.every_steps=5", "--set", 'evaluation.sets=[{name="aime", files=["away.jsonl"]}]']
+    assert main([*arguments, *measured, "--set", "model.path=models/absent"]) == 0
     errors = capsys.readouterr().err
     assert "data.train_files: absent.jsonl" in errors and "model.path = models/absent" in errors
+    assert "evaluation.sets, aime: away.jsonl" in errors
