@@ -98,4 +98,6 @@ def _fault(error: Any) -> str:
     words = in_plain_words(error)
     if error["type"] == "missing":
         return f"{field}: {words}"
+    if isinstance(error["input"], dict) and error["type"] == "value_error":  # a rule between fields, which it names
+        return f"{field}: {words}" if field else words
     return f"{field} = {error['input']!r}: {words}" if field else words

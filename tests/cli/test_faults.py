@@ -41,6 +41,10 @@ CASES = {
         ["run", "configs/tiny.toml", "--set", "data.train_files=3"],
         "data.train_files = 3: must be a list",
     ),
+    "two fields of a section that contradict each other": (
+        ["run", "configs/tiny.toml", "--set", "checkpoint.keep_every=7"],
+        "sluice: checkpoint: keep_every = 7 must be a multiple of interval = 5",
+    ),
     "an override out of range": (
         ["run", "configs/tiny.toml", "--set", "optim.lr=-1"],
         "optim.lr = -1: must be above 0",
