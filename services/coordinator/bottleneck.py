@@ -127,7 +127,8 @@ KNOBS = {
     Part.REWARD: "more reward replicas (`SLUICE_REWARD_ADDRESSES`) or `SLUICE_REWARD_WORKERS`; a larger "
     "`SLUICE_MAX_GROUPS_IN_FLIGHT` hides their latency",
     Part.WEIGHT_SYNC: "`weights.update`, `weights.transport`, or fewer and larger steps (`trainer.prompts_per_step`)",
-    Part.FILTER: "prompts of a fitting difficulty (`data.train_files`), or a larger `rollout.group_size`",
+    Part.FILTER: "prompts of a fitting difficulty (`data.train_files`), skipping those that teach nothing "
+    "(`curriculum.skip_all_correct_after`, `curriculum.skip_all_wrong_after`), or a larger `rollout.group_size`",
     Part.STALENESS: "a larger `asynchrony.max_staleness`; against stragglers `asynchrony.stragglers` and "
     "`asynchrony.overissue`",
     Part.CHECKPOINT: "a larger `checkpoint.interval`",
