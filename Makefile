@@ -14,7 +14,7 @@ check: setup ## format, lint, types, generated stubs: no network, changes nothin
 	@scripts/check.sh
 
 test: check ## all tests, with real servers on free ports
-	@$(PYTHON_BIN) -m pytest
+	@$(PYTHON_BIN) -m pytest --numprocesses 2 --dist loadgroup
 
 test-e2e: setup ## only the end-to-end tests: whole stacks that train
 	@$(PYTHON_BIN) -m pytest tests/e2e

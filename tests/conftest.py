@@ -17,6 +17,20 @@ from tests.servers import NatsServer
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+LONGEST = ("trainer", "e2e", "faults", "bench", "observability", "rollout")
+"""Folders that go first, so that neither of two test processes is left with a long one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A folder's tests run in one process and share its servers; the two processes take folder after folder."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_folder(item)))
+    items.sort(key=lambda item: LONGEST.index(_folder(item)) if _folder(item) in LONGEST else len(LONGEST))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
