@@ -221,7 +221,8 @@ def check_claim(claim: Claim, allow_remote_code: bool, world_size: int) -> None:
     shared = claim.spec.trainer.sequence_parallel
     if world_size % shared:
         raise ConfigError(
-            f"trainer.sequence_parallel = {shared} must divide the number of trainer ranks, WORLD_SIZE={world_size}"
+            f"trainer.sequence_parallel = {shared} must divide the number of trainer ranks, WORLD_SIZE={world_size} "
+            f"(`sluice up --trainer-ranks`); start {shared} or a multiple, which run {claim.run_id} waits for"
         )
     if claim.spec.model.trust_remote_code and not allow_remote_code:
         raise ConfigError("model.trust_remote_code = true needs SLUICE_ALLOW_REMOTE_CODE=1 in the deployment")

@@ -132,7 +132,7 @@ def test_ranks_that_share_micro_batches_are_counted_against_ranks_heads_and_rows
     with pytest.raises(ConfigError, match=r"sequence_parallel = 5 is more than the 4 attention heads of model\.path"):
         load_policy(shared(5))
     claim = Claim("run", shared(3), "", 1, None)
-    with pytest.raises(ConfigError, match=r"sequence_parallel = 3 must divide .* WORLD_SIZE=4"):
+    with pytest.raises(ConfigError, match=r"must divide .* WORLD_SIZE=4 .* start 3 or a multiple, which run run waits"):
         check_claim(claim, allow_remote_code=False, world_size=4)
     check_claim(claim, allow_remote_code=False, world_size=6)
 
