@@ -38,7 +38,7 @@ def record_of(folder: Path) -> tuple[str, Checkpoint]:
         record = Checkpoint(fields["k"], fields["lineage"], str(folder.resolve()), checksum(text), fields["chain"])
         return str(fields["run_id"]), record
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = error.strerror if isinstance(error, OSError) else repr(error)
+        why = error.strerror if isinstance(error, OSError) else f"its {MANIFEST_FILE} cannot be read: {error!r}"
         raise ConfigError(
             f"{folder} is no checkpoint ({why}); name a folder such as checkpoints/RUN/K.LINEAGE, with its "
             f"{MANIFEST_FILE}"
