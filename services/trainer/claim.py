@@ -215,17 +215,31 @@ def fit_to_ranks(claim: Claim, world_size: int, log: Logger, root: Path | None =
 def check_claim(claim: Claim, allow_remote_code: bool, world_size: int) -> None:
     """What this deployment must agree to before it loads anything.
 
+    A run with a checkpoint of its own has been trained here, so that a number of ranks that does not fit is the
+    deployment's fault, and the run stays. Without one the run asks for too much: `check_ranks` ends it once it is
+    claimed, or it would end one trainer after the other.
+
     Raises:
         ConfigError: code of the model that is not allowed, or a number of ranks that cannot share micro-batches.
+    """
+    if claim.restored is not None and not claim.restored.foreign:
+        check_ranks(claim, world_size)
+    if claim.spec.model.trust_remote_code and not allow_remote_code:
+        raise ConfigError("model.trust_remote_code = true needs SLUICE_ALLOW_REMOTE_CODE=1 in the deployment")
+
+
+def check_ranks(claim: Claim, world_size: int) -> None:
+    """That the ranks can share micro-batches as the run says.
+
+    Raises:
+        ConfigError: they cannot.
     """
     shared = claim.spec.trainer.sequence_parallel
     if world_size % shared:
         raise ConfigError(
             f"trainer.sequence_parallel = {shared} must divide the number of trainer ranks, WORLD_SIZE={world_size} "
-            f"(`sluice up --trainer-ranks`); start {shared} or a multiple, which run {claim.run_id} waits for"
+            f"(`sluice up --trainer-ranks`); start {shared} or a multiple for run {claim.run_id}"
         )
-    if claim.spec.model.trust_remote_code and not allow_remote_code:
-        raise ConfigError("model.trust_remote_code = true needs SLUICE_ALLOW_REMOTE_CODE=1 in the deployment")
 
 
 async def _live_runs(bus: Bus) -> list[str]:

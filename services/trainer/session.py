@@ -11,7 +11,7 @@ from services.trainer import metrics
 from services.trainer.agenda import BEAT_SECONDS, Agenda
 from services.trainer.bus import NatsThread
 from services.trainer.checkpoint import CheckpointStore
-from services.trainer.claim import Claim, check_claim, claim_run, fit_to_ranks, wait_for_run
+from services.trainer.claim import Claim, check_claim, check_ranks, claim_run, fit_to_ranks, wait_for_run
 from services.trainer.config import TrainerSettings
 from services.trainer.evaluations import Evaluations
 from services.trainer.ledger import LedgerFeed
@@ -93,6 +93,7 @@ class Session:
             metrics.serve(run_id, claim.lineage)
             self.nats.start(keep_present(self.bus, run_id, instance_name("trainer")))  # ends with the thread
         try:
+            check_ranks(claim, self.ranks.world_size)
             self._train(claim, records)
         except SluiceError as error:
             if records is not None:

@@ -15,7 +15,7 @@ from services.trainer.config import TrainerSettings
 from sluice.errors import ConfigError
 from sluice.transport.log import trainer_log
 from sluice.transport.nats import Bus
-from sluice.types import Lineage, RunState
+from sluice.types import Lineage, RunState, TrainingFailed
 from sluice.wire import subjects
 from tests.servers import NatsServer
 from tests.trainer.running import checkpoints, events, lineages, tensors, train, trainer_process, until, versions
@@ -141,6 +141,22 @@ async def test_a_rollout_that_is_not_the_one_the_group_was_scored_on_is_never_tr
     assert list(await versions(bus)) == ["v0.1"]
     (alarm,) = await events(bus, "alarm")
     assert "content hash" in alarm["error"]
+
+
+async def test_a_run_that_asks_for_other_ranks_ends_and_leaves_the_trainer_to_the_next(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings
+) -> None:
+    script = Script(bus, make_spec(tiny_model, trainer={"total_steps": 1, "sequence_parallel": 2}))
+    await script.create()
+    for lineage in (1, 2):
+        assert await train(settings) == 4
+        failed = await trainer_log(bus, RUN).read()
+        assert failed[-1].record == TrainingFailed(
+            lineage,
+            "trainer.sequence_parallel = 2 must divide the number of trainer ranks, WORLD_SIZE=1 (`sluice up "
+            f"--trainer-ranks`); start 2 or a multiple for run {RUN}",
+        )
+    assert await versions(bus) == {}
 
 
 def test_code_of_a_model_runs_only_where_the_deployment_allows_it(tiny_model: Path) -> None:

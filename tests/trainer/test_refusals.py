@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from services.trainer.claim import Claim, check_claim
+from services.trainer.checkpoint import CheckpointManifest
+from services.trainer.claim import Claim, Restored, check_claim
 from services.trainer.config import TrainerSettings
 from services.trainer.policy import load_policy
 from services.trainer.ranks import Ranks
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
+from sluice.types import Checkpoint
 from tests.trainer.script import make_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
@@ -131,8 +133,9 @@ def test_ranks_that_share_micro_batches_are_counted_against_ranks_heads_and_rows
         shared(3, model={"attention": "eager"})
     with pytest.raises(ConfigError, match=r"sequence_parallel = 5 is more than the 4 attention heads of model\.path"):
         load_policy(shared(5))
-    claim = Claim("run", shared(3), "", 1, None)
-    with pytest.raises(ConfigError, match=r"must divide .* WORLD_SIZE=4 .* start 3 or a multiple, which run run waits"):
+    manifest = CheckpointManifest("run", 1, 1, "", 9, "", 2, world_size=6)
+    claim = Claim("run", shared(3), "", 2, Restored(Checkpoint(1, 1, "1.1", "", ""), manifest, ()))
+    with pytest.raises(ConfigError, match=r"must divide .* WORLD_SIZE=4 .* start 3 or a multiple"):
         check_claim(claim, allow_remote_code=False, world_size=4)
     check_claim(claim, allow_remote_code=False, world_size=6)
 

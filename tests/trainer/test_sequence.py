@@ -23,7 +23,7 @@ from tests.trainer.comparing import both, compare
 from tests.trainer.layouts import Layout
 from tests.trainer.real_shapes import real_spec
 from tests.trainer.reference import PlainTrainer, distance
-from tests.trainer.running import events, tensors, train, versions
+from tests.trainer.running import events, tensors, versions
 from tests.trainer.script import Script, make_batch, make_spec
 from tests.trainer.updating import LR, GradientProbe, train_batch
 
@@ -88,7 +88,6 @@ async def test_two_ranks_serve_a_run_by_sharing_each_micro_batch(  # fixtures
     script = Script(bus, make_spec(tiny_model, trainer=trainer, optim={"lr": LR, "eps": 1e-2}))
     await script.create()
     batch = await script.add_batch()
-    assert await train(settings) == 2  # one rank has nobody to share with; the run goes on waiting
     await script.set_state(RunState.STOPPING, record=True)
 
     variables = {"SLUICE_NATS_URL": settings.nats_url, "SLUICE_DATA_DIR": str(settings.data_dir)}
@@ -102,7 +101,7 @@ async def test_two_ranks_serve_a_run_by_sharing_each_micro_batch(  # fixtures
     alone = script.spec.model_copy(update={"trainer": script.spec.trainer.model_copy(update={"sequence_parallel": 1})})
     engine = GradientProbe(alone)
     outcome = train_batch(engine, alone, one_rank, batch, script.rollouts)
-    published = await tensors((await versions(bus))["v1.2"], tmp_path)
+    published = await tensors((await versions(bus))["v1.1"], tmp_path)
     weights = {name: tensor for block in engine.parameters() for name, tensor in block}
     shared = {name: torch.frombuffer(bytearray(raw), dtype=torch.float32) for name, raw in published.items()}
     assert distance(shared, {name: tensor.flatten() for name, tensor in weights.items()}) < SAME
