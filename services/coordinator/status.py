@@ -113,10 +113,10 @@ def counts_of(queue: FilterQueue) -> CountsView:
 def _waits_by_state(history: RunHistory, queue: FilterQueue, workers: int) -> dict[str, str]:
     match history.state:
         case RunState.QUEUED:
-            missing = (
-                {"trainer": f"a trainer that publishes v{history.first_step}"} if history.version_number < 0 else {}
-            )
-            return missing | ({"rollout_worker": "a rollout worker that joins"} if workers == 0 else {})
+            # Both serve one run at a time: behind another run this wait is the queue, and nothing is wrong.
+            trainer = f"a trainer that is free and publishes v{history.first_step}"
+            missing = {"trainer": trainer} if history.version_number < 0 else {}
+            return missing | ({"rollout_worker": "a rollout worker that is free and joins"} if workers == 0 else {})
         case RunState.RUNNING if queue.in_flight:
             return {"groups": f"{queue.in_flight} groups in flight at {workers} rollout workers"}
         case RunState.RUNNING if queue.finished and history.training_steps >= queue.k:

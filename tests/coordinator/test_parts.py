@@ -50,7 +50,10 @@ def test_a_queued_fork_waits_for_the_version_that_it_begins_with() -> None:
     queue = FilterQueue(QueueRules(2, 0, 50, first_step=40))
     status = status_of(history, queue, Clocks(), Meter(), Beat(), Evaluating(history.spec, 40))
     waits = {wait.name: wait.waits_for for wait in status.waits}
-    assert waits == {"trainer": "a trainer that publishes v40", "rollout_worker": "a rollout worker that joins"}
+    assert waits == {
+        "trainer": "a trainer that is free and publishes v40",
+        "rollout_worker": "a rollout worker that is free and joins",
+    }
 
 
 def test_while_nats_is_away_nobody_else_is_named_silent() -> None:
