@@ -88,7 +88,7 @@ async def _registered(stage: Stage, names: set[str]) -> bool:
 
 async def _busy(stage: Stage, names: set[str]) -> bool:
     workers = await stage.workers()
-    return all(workers[name]["in_flight"] for name in names)
+    return all(name in workers and workers[name]["in_flight"] for name in names)  # a busy machine renews late
 
 
 def says(log: Path, wait: str) -> bool:
