@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -74,8 +75,10 @@ def test_a_coordinator_that_stays_away_ends_the_watching_with_one_line(
         assert main(["run", "configs/tiny.toml", "--detach", "--at", server.url]) == 0
         watching = threading.Thread(target=lambda: codes.append(main(["watch", "--at", server.url])))
         watching.start()
-        while not any("is queued" in line for line in capsys.readouterr().out.splitlines()):
-            pass
+        shown, until = "", time.monotonic() + SECONDS
+        while "is queued" not in shown and time.monotonic() < until:
+            shown += capsys.readouterr().out  # may have half a line
+            time.sleep(0.01)
     watching.join(SECONDS)
     said = capsys.readouterr().err.splitlines()
     assert codes == [1]
