@@ -15,7 +15,7 @@ from sluice.secrets import HIDDEN, PERCENT_ENCODE, encoded_credentials, read_sec
 S = TypeVar("S", bound=BaseModel)
 HIGHEST_PORT = 65535
 
-LogLevel = Literal["debug", "info", "warning", "error"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
 def check_nats_url(value: str) -> str:

@@ -1,7 +1,7 @@
 """The engine's deployment settings: command line flags, with defaults from the environment.
 
 Flags come first because an SGLang server, whose place the engine takes, is started by the same ones. So it does not use
-`sluice.environment`, whose lines name variables alone.
+`read_settings` of `sluice.environment`, whose lines name variables alone.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sluice.environment import LogLevel
 from sluice.errors import ConfigError
 from sluice.faults import in_plain_words
 from sluice.secrets import HIDDEN, read_secret
@@ -35,7 +36,7 @@ class EngineConfig(BaseModel):
     served_model_name: str = Field(default="", description="Name in answers and metrics; the path if empty.")
     api_key: str = Field(default="", description="Key of /generate and the information routes; open if empty.")
     admin_api_key: str = Field(default="", description="Key of the control routes; see the README.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
+    log_level: LogLevel = Field(default="info", description="Least level logged.")
 
 
 def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:

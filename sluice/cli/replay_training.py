@@ -38,5 +38,6 @@ def train_again(again: Again, nats_url: str) -> int:
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
     }
-    quiet = {"SLUICE_LOG_LEVEL": "warning"}
+    # A refusal is an error in a trainer's log; here its last line says the same to whoever asked.
+    quiet = {"SLUICE_LOG_LEVEL": "critical"}
     return subprocess.run(command, env=TORCH_ENVIRONMENT | quiet | os.environ | settings, check=False).returncode

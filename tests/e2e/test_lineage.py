@@ -94,6 +94,9 @@ async def test_a_replay_in_one_process_finds_every_loss_and_every_weight_again(
     assert [row["version"] for row in found["versions"]] == [f"v{number}.1" for number in range(STEPS + 1)]
     assert all(row["hash_equal"] and row["chain_equal"] for row in found["versions"])
     assert all(max(row["differences"].values()) == 0.0 for row in found["versions"][1:])
+    assert main(["replay", "nobody-0", "--train", "--nats-url", stack.state.nats_url]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("sluice-trainer: there is no run 'nobody-0'"), "a refusal is its message and nothing beside"
 
 
 async def test_a_fork_goes_on_from_a_checkpoint_with_what_was_changed_and_outlives_the_run_it_came_from(
