@@ -7,6 +7,7 @@ import os
 from sluice.client import RunsClient
 from sluice.config import RunSpec, parse_run_spec
 from sluice.errors import ConfigError
+from sluice.types import RunState
 from sluice.views import RunView
 
 DISABLED, AUTO = "disabled", "auto"
@@ -33,7 +34,10 @@ async def create(client: RunsClient, spec: RunSpec, key: str | None, resume: str
 
 
 async def _where_it_is(client: RunsClient, spec: RunSpec, key: str | None) -> RunView:
-    """The newest run of this name: itself while it goes on, its newest checkpoint once it has ended."""
+    """The newest run of this name: itself while it goes on and once it has succeeded, else its newest checkpoint.
+
+    With another spec, such as one of more steps, a run that has succeeded is gone on from like any other.
+    """
     found = [run for run in await client.runs() if run.name == spec.name]
     if not found:
         return await client.create(spec, key)
@@ -41,14 +45,18 @@ async def _where_it_is(client: RunsClient, spec: RunSpec, key: str | None) -> Ru
     if not newest.state.terminal:
         _check_same(spec, newest)
         return newest
+    if newest.state is RunState.SUCCEEDED and newest.config_hash == spec.config_hash:
+        return newest
     if not await client.checkpoints(newest.id):
         return await client.create(spec, key)
     return await client.fork(newest.id, None, spec.model_dump(mode="json"), key)
 
 
 def told(run: RunView) -> str:
-    """The line that says which run it is now, and where it begins if not at its model."""
+    """The line that says which run it is now, and where it begins if not at its model, or that it has finished."""
     origin = run.forked_from
+    if run.state is RunState.SUCCEEDED:
+        return f"{run.id}: {run.state} (finished with training step {run.training_steps} of {run.total_steps})"
     return f"{run.id}: {run.state}" + (f" (from step {origin.step} of {origin.run})" if origin else "")
 
 

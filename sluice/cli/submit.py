@@ -11,12 +11,13 @@ from rich.console import Console
 from sluice.cli.connection import At, connect, wait_for
 from sluice.cli.estimate import Architecture, estimate
 from sluice.cli.resolve import arithmetic, resolve, to_toml
-from sluice.cli.resuming import DISABLED, create, told
+from sluice.cli.resuming import AUTO, DISABLED, create, told
 from sluice.cli.watch import follow_to_end
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from sluice.local.run import check_model
 from sluice.locations import HUB
+from sluice.types import RunState
 
 RunFile = Annotated[
     Path, typer.Argument(metavar="RUN_FILE", help="The run file, e.g. configs/tiny.toml.", show_default=False)
@@ -66,11 +67,14 @@ def run(  # noqa: PLR0913, PLR0917  # an option each: typer reads the signature
 
 
 async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool, resume: str = DISABLED) -> int:
-    """Create the run and, unless `detach`, follow it to its end; the exit code."""
+    """Create the run and, unless `detach`, follow it to its end; the exit code.
+
+    A run that `--resume auto` finds finished needs neither.
+    """
     async with connect(at) as client:
         run = await create(client, spec, key, resume)
         print(told(run), flush=True)
-        if detach:
+        if detach or (resume == AUTO and run.state is RunState.SUCCEEDED):
             return 0
         return await follow_to_end(client, run.id, spec.trainer.total_steps)
 

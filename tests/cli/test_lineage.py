@@ -44,6 +44,19 @@ def test_resume_auto_follows_what_goes_on_and_begins_anew_only_where_there_is_no
     assert submit(server, capsys, "--resume", "auto") == "tiny-1: queued (from step 5 of tiny-0)"
 
 
+def test_resume_auto_leaves_a_finished_run_as_it_is_unless_more_is_asked_for(
+    server: ThreadServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(server, capsys)
+    server.shelf.change("tiny-0", state=RunState.SUCCEEDED, training_steps=20)
+    command = ["run", "configs/tiny.toml", "--resume", "auto", "--at", server.url]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "tiny-0: succeeded (finished with training step 20 of 20)\n"
+    assert list(server.shelf.runs) == ["tiny-0"]
+    more = submit(server, capsys, "--resume", "auto", "--set", "trainer.total_steps=30")
+    assert more == "tiny-1: queued (from step 5 of tiny-0)"
+
+
 def test_resume_takes_a_run_a_step_or_a_folder_and_refuses_the_rest(
     server: ThreadServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
