@@ -14,6 +14,9 @@ from sluice.faults import in_plain_words
 from sluice.secrets import redact
 from sluice.telemetry import configure_logging
 
+COMMANDS = {"GET /v1/runs lists": "`sluice runs` lists"}
+"""Requests that the API's errors advise, by the commands that make them."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 the user has to change something, 130 interrupted.
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TyperException as error:
         return _say(f"{_fault_of_arguments(error)}; `sluice --help` shows what there is", error.exit_code)
     except ConfigError as error:
-        return _say(str(error), 2)
+        return _say(_in_commands(str(error)), 2)
     except SluiceError as error:
         return _say(str(error), 1)
 
@@ -45,6 +48,12 @@ def _fault_of_arguments(error: TyperException) -> str:
         first = cause.errors()[0]
         return f"{(error.param.opts or [error.param.name])[0]} = {first['input']}: {in_plain_words(first)}"
     return error.format_message().rstrip(".")
+
+
+def _in_commands(text: str) -> str:
+    for request, command in COMMANDS.items():
+        text = text.replace(request, command)
+    return text
 
 
 def _say(message: str, code: int) -> int:

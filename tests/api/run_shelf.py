@@ -13,6 +13,7 @@ import uvicorn
 
 from services.coordinator.api.app import create_app
 from services.coordinator.api.problems import ConflictError, MissingError
+from services.coordinator.directory import missing
 from sluice.config import RunSpec, changed, parse_run_spec
 from sluice.errors import ConfigError, TransientError
 from sluice.evaluation_views import RunEvaluationView
@@ -94,7 +95,7 @@ class RunShelf:
         if self.away:
             raise TransientError("NATS did not answer within 60 s; knob: SLUICE_NATS_DEADLINE_SECONDS")
         if run_id not in self.runs:
-            raise MissingError(f"there is no run {run_id}", field="run_id", value=run_id)
+            raise missing(run_id)
         return self.runs[run_id]
 
     async def control(self, run_id: str, action: RunAction, reason: str, skip_batch: int | None = None) -> RunView:

@@ -76,7 +76,7 @@ async def test_a_coordinator_that_stays_away_is_said_after_a_deadline(
 
 async def test_faults_are_the_exceptions_that_their_status_means(url: str, spec: RunSpec, shelf: RunShelf) -> None:
     async with RunsClient(url) as client:
-        with pytest.raises(ConfigError, match="there is no run absent"):
+        with pytest.raises(ConfigError, match="there is no run 'absent'; GET /v1/runs lists them"):
             await client.get("absent")
         run = await client.create(spec)
         shelf.change(run.id, state=RunState.STOPPED)

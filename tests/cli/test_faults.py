@@ -105,7 +105,7 @@ def test_a_dead_port_is_one_line_that_names_the_address(capsys: pytest.CaptureFi
 
 def test_an_unknown_run_is_one_line(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "absent-1", "--at", server.url]) == 2
-    assert "there is no run absent-1" in said(capsys)
+    assert "there is no run 'absent-1'; `sluice runs` lists them" in said(capsys)
 
 
 def test_a_refused_spec_is_the_servers_own_line(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:

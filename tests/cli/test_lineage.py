@@ -66,7 +66,7 @@ def test_resume_takes_a_run_a_step_or_a_folder_and_refuses_the_rest(
     assert submit(server, capsys, "--resume", "data/checkpoints/tiny-0/5.1") == "tiny-3: queued"
     run = ("run", "configs/tiny.toml", "--resume")
     assert "data/elsewhere is no checkpoint" in refused(server, capsys, *run, "data/elsewhere")
-    assert "there is no run nope" in refused(server, capsys, *run, "nope")
+    assert "there is no run 'nope'; `sluice runs` lists them" in refused(server, capsys, *run, "nope")
     assert "write disabled, auto, RUN" in refused(server, capsys, *run, "tiny-0@newest")
 
 
