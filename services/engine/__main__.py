@@ -34,7 +34,8 @@ def build_engine(config: EngineConfig) -> Engine:
     weights = Weights(architecture, getattr(torch, config.dtype))
     weights.load(config.model)
     limits = Limits(config.max_running_requests, config.max_total_tokens, config.max_prefill_tokens)
-    return Engine(Model(architecture, weights), limits, config.model, config.served_model_name or str(config.model))
+    name = config.served_model_name or str(config.model)
+    return Engine(Model(architecture, weights), limits, config.model, name, config.weight_version)
 
 
 def listen(config: EngineConfig) -> socket.socket:

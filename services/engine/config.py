@@ -34,6 +34,7 @@ class EngineConfig(BaseModel):
     max_total_tokens: int = Field(default=65536, ge=32, description="Tokens the cache has room for.")
     max_prefill_tokens: int = Field(default=2048, ge=1, description="Prompt tokens computed between two decode steps.")
     served_model_name: str = Field(default="", description="Name in answers and metrics; the path if empty.")
+    weight_version: str = Field(default="default", description="What the weights that it starts with are called.")
     api_key: str = Field(default="", description="Key of /generate and the information routes; open if empty.")
     admin_api_key: str = Field(default="", description="Key of the control routes; see the README.")
     log_level: LogLevel = Field(default="info", description="Least level logged.")

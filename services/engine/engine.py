@@ -23,8 +23,10 @@ class NotIdleError(RuntimeError):
 class Engine:
     """Model, cache, queue, pause and weight version of one engine."""
 
-    def __init__(self, model: Model, limits: Limits, model_path: Path, served_model_name: str) -> None:
-        self.weight_version = "default"
+    def __init__(
+        self, model: Model, limits: Limits, model_path: Path, served_model_name: str, weight_version: str
+    ) -> None:
+        self.weight_version = weight_version
         self.model_path = model_path
         self.served_model_name = served_model_name
         self.limits = limits

@@ -29,8 +29,11 @@ class Servers:
 
 
 @asynccontextmanager
-async def own_servers(checkpoint: Path | None, logs: Path) -> AsyncIterator[Servers]:
+async def own_servers(checkpoint: Path | None, weight_version: str, logs: Path) -> AsyncIterator[Servers]:
     """Start the reward service, and an engine that serves `checkpoint` if there is one; end them in every case.
+
+    Args:
+        weight_version: what that engine calls its weights, after a restart too.
 
     Raises:
         ConfigError: one refused its configuration; its own line.
@@ -39,7 +42,7 @@ async def own_servers(checkpoint: Path | None, logs: Path) -> AsyncIterator[Serv
     reward, probes, engine = free_ports(3)
     services = [_reward(reward, probes)]
     if checkpoint is not None:
-        services.append(_engine(checkpoint, engine))
+        services.append(_engine(checkpoint, weight_version, engine))
     supervisor = Supervisor(services, logs, _report)
     try:
         await supervisor.start()
@@ -64,10 +67,11 @@ def _reward(port: int, probes: int) -> Service:
     return Service("reward", (command,), (HttpHealth(probes, "/readyz"), TcpHealth(port)), start_seconds=120.0)
 
 
-def _engine(checkpoint: Path, port: int) -> Service:
+def _engine(checkpoint: Path, weight_version: str, port: int) -> Service:
     flags = {
         "model": str(checkpoint),
         "dtype": _dtype(checkpoint),
+        "weight-version": weight_version,
         "host": LOOPBACK,
         "port": str(port),
         "max-running-requests": str(SAMPLES_DECODED_TOGETHER),

@@ -91,7 +91,7 @@ async def _fill(plan: Plan, means: Means, named: Sequence[EvaluationEngine], fol
     staging = folder.folder / STAGING
     try:
         checkpoint = None if named else await asyncio.to_thread(plan.subject.checkpoint, staging)
-        async with own_servers(checkpoint, folder.folder / LOGS) as servers:
+        async with own_servers(checkpoint, plan.subject.weight_version, folder.folder / LOGS) as servers:
             await servers.supervisor.during(_work(plan, means, named, folder, servers))
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -136,7 +136,7 @@ async def _agreed(subject: Subject, engines: Sequence[EvaluationEngine]) -> list
         EngineDownError: one does not answer.
     """
     infos = list(await asyncio.gather(*(engine.information() for engine in engines)))
-    expected = infos[0].weight_version if subject.version is None else str(subject.version.version)
+    expected = infos[0].weight_version if subject.version is None else subject.weight_version
     for engine, info in zip(engines, infos, strict=True):
         check_weights(engine, info.weight_version, expected)
     return infos

@@ -27,6 +27,11 @@ class Subject:
     def name(self) -> str:
         return self.folder.name if self.version is None else f"{self.base.name}-{self.version.version}"
 
+    @property
+    def weight_version(self) -> str:
+        """What an engine that is started with it says that it serves; of a model, the word that engines use unasked."""
+        return "default" if self.version is None else str(self.version.version)
+
     def weights(self) -> str:
         """What identifies the weights on this machine: by content, since folders are written again.
 

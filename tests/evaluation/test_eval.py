@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from sluice.cli import main
+from tests.evaluation.publishing import publish
 from tests.servers import free_port, wait_for_port
 
 ROOT = Path(__file__).parents[2]
@@ -138,11 +139,13 @@ def kill_engine_that_logs_to(out: Path) -> None:
 
 
 def test_an_evaluation_judges_every_sample_once_though_its_engine_is_killed_and_leaves_nothing_running(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_model: Path
 ) -> None:
     out = tmp_path / "out"
     data = problems(tmp_path / "set.jsonl", count=20, copies=32)
-    whole = command(data, out, "--samples", "24", "--concurrency", "8", *SAMPLING)
+    version = publish(tiny_model, tmp_path)
+    whole = ["eval", str(version), "--model", "models/tiny", "--data", str(data), "--out", str(out)]
+    whole += ["--samples", "24", "--concurrency", "8", *SAMPLING]
     killer = when_samples(out, 8, lambda: kill_engine_that_logs_to(out))
     assert main(whole) == 0
     killer.join()
@@ -154,6 +157,7 @@ def test_an_evaluation_judges_every_sample_once_though_its_engine_is_killed_and_
     for row in rows:  # sums of one digit, in the order of the file: the verdict is checked by arithmetic
         first, second = divmod(row["problem"], 10)
         assert row["verdict"]["acc"] == float(row["response"].strip() == str(first + second))
+        assert row["weight_version"] == "v3.1"  # of the engine that was started again too
     average = sum(row["verdict"]["acc"] for row in rows) / len(rows)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["all"]["metrics"]["avg@24"]["value"] == pytest.approx(average)

@@ -10,31 +10,13 @@ import pytest
 
 from sluice.errors import ConfigError, WeightError
 from sluice.evaluation.subject import find_subject
-from sluice.types import PolicyVersion
-from sluice.weights.publish import VersionWriter
-
-
-def tensors(file: Path) -> dict[str, tuple[list[int], bytes]]:
-    """Shape and bytes of each tensor of a safetensors file; offsets count from the end of the header."""
-    raw = file.read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
-    header.pop("__metadata__", None)
-    return {
-        name: (entry["shape"], raw[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]])
-        for name, entry in header.items()
-    }
+from tests.evaluation.publishing import publish, tensors
 
 
 @pytest.fixture
 def version(tiny_model: Path, tmp_path: Path) -> Path:
     """The tiny model's weights, all bytes of the first tensor zero, published as v3.1."""
-    writer = VersionWriter(
-        tmp_path, "run-a", PolicyVersion(3, 1), parent=None, optimizer_updates=3, config_hash="c0ffee"
-    )
-    for number, (name, (shape, data)) in enumerate(tensors(tiny_model / "model.safetensors").items()):
-        writer.add(name, "F32", shape, data if number else bytes(len(data)))
-    return writer.commit()[0]
+    return publish(tiny_model, tmp_path, changed=True)
 
 
 def test_a_published_version_becomes_a_checkpoint_with_its_weights_and_the_files_of_its_model(
