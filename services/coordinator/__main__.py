@@ -15,6 +15,7 @@ from services.coordinator.api.app import create_app
 from services.coordinator.around import Around, NatsWatch
 from services.coordinator.board import StatusBoard
 from services.coordinator.config import CoordinatorConfig
+from services.coordinator.deletion import sweep_for_ever
 from services.coordinator.directory import Directory
 from services.coordinator.host import RunHost
 from services.coordinator.metrics import CoordinatorMetrics
@@ -40,7 +41,7 @@ async def serve(config: CoordinatorConfig) -> None:
     runs = RunReader(bus)
     host = RunHost(bus, runs, board, config, metrics)
     truths = TruthCheck(config.reward_addresses, config.truth_check_seconds)
-    directory = Directory(bus, runs, board, Around(watch, board), truths, config.allow_remote_code)
+    directory = Directory(bus, runs, board, Around(watch, board), truths, config)
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(directory, config.api_token),
@@ -49,18 +50,19 @@ async def serve(config: CoordinatorConfig) -> None:
             timeout_graceful_shutdown=3,
         )
     )
-    api, holding = asyncio.create_task(server.serve(sockets=[listening])), asyncio.create_task(host.serve())
-    watching, stop = asyncio.create_task(watch_streams(bus, metrics, watch)), asyncio.create_task(_stop_signal())
+    api, stop = asyncio.create_task(server.serve(sockets=[listening])), asyncio.create_task(_stop_signal())
+    sweeping = sweep_for_ever(bus, config.evaluations_dir, get_logger("coordinator"))
+    loops = [asyncio.create_task(loop) for loop in (host.serve(), watch_streams(bus, metrics, watch), sweeping)]
     try:
-        first, _ = await asyncio.wait({api, holding, watching, stop}, return_when=asyncio.FIRST_COMPLETED)
+        first, _ = await asyncio.wait({api, stop, *loops}, return_when=asyncio.FIRST_COMPLETED)
         if stop not in first:
             await first.pop()  # raises what broke it
             raise SluiceError("the API server ended by itself; its lines above say why")
     finally:
         server.should_exit = True
-        holding.cancel()
-        watching.cancel()
-        await asyncio.gather(api, holding, watching, return_exceptions=True)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(api, *loops, return_exceptions=True)
         await board.close()
         await bus.close()
 

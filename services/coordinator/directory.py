@@ -13,9 +13,10 @@ from services.coordinator import forking
 from services.coordinator.api.problems import ConflictError, MissingError
 from services.coordinator.around import PATIENCE_SECONDS, Around
 from services.coordinator.board import StatusBoard
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.control import ask
 from services.coordinator.creation import RunCreator
-from services.coordinator.deletion import check_deletable, delete_run, is_deleted
+from services.coordinator.deletion import check_deletable, delete_run, is_deleted, sweep
 from services.coordinator.evaluation.reader import EvaluationReader
 from services.coordinator.groups import GroupReader
 from services.coordinator.history import RunHistory
@@ -30,6 +31,7 @@ from sluice.config import RunSpec, changed
 from sluice.evaluation_views import RunEvaluationView
 from sluice.group_views import GroupDetailView, GroupView
 from sluice.prompt_views import PromptsView
+from sluice.telemetry import get_logger
 from sluice.transport.log import follow_stream, read_stream
 from sluice.transport.nats import Bus
 from sluice.types import RunState
@@ -52,13 +54,19 @@ class Directory:
     """Implements `services.coordinator.api.app.RunDirectory`; every replica gives the same answers."""
 
     def __init__(
-        self, bus: Bus, runs: RunReader, board: StatusBoard, around: Around, truths: TruthCheck, allow_remote_code: bool
+        self,
+        bus: Bus,
+        runs: RunReader,
+        board: StatusBoard,
+        around: Around,
+        truths: TruthCheck,
+        config: CoordinatorConfig,
     ) -> None:
         self._bus, self._runs, self._board, self._around = bus, runs, board, around
         sources = SourceShelf()
         self._groups, self._prompts = GroupReader(bus, sources), PromptReader(bus, sources)
-        self._evaluations = EvaluationReader(bus)
-        self._creator = RunCreator(bus, runs, truths, allow_remote_code)
+        self._evaluations, self._evaluations_dir = EvaluationReader(bus), config.evaluations_dir
+        self._creator = RunCreator(bus, runs, truths, config.allow_remote_code)
 
     async def create(self, spec: RunSpec, idempotency_key: str | None, checkpoint: str | None = None) -> RunView:
         source = None if checkpoint is None else await self._creator.source_of_folder(Path(checkpoint))
@@ -93,7 +101,9 @@ class Directory:
             raise missing(run_id)
         if history is not None:
             await check_deletable(self._runs, history, keep_checkpoints)
-        return await delete_run(self._bus, run_id, keep_checkpoints)
+        deleted = await delete_run(self._bus, run_id, keep_checkpoints)
+        await sweep(self._bus, self._evaluations_dir, get_logger("coordinator"))
+        return deleted
 
     async def steps(self, run_id: str, after: int, limit: int) -> Sequence[StepView]:
         history = await self._history(run_id)

@@ -32,6 +32,8 @@ from sluice.transport.reward import RewardClient
 T = TypeVar("T")
 PULL_SECONDS = 0.5
 ENGINE_RETRY_SECONDS = 1.0
+ENGINE_CACHES = "http*"
+"""Where caches lie there may be more, weights and checkpoints that are no copies: so nothing else is looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Settings:
 
     reward_addresses: tuple[str, ...]
     cache: Path
+    """For this worker's engine, named by its address (ENGINE_CACHES); beside it may lie those of engines before."""
     max_groups_in_flight: int
     drain_seconds: float
 
@@ -72,6 +75,7 @@ class Worker:
         on failure:   a run that this worker cannot serve is left to others; anything else ends the process
         """
         while not stop.is_set():
+            await self._drop_caches()
             run = await _unless(stop, self._finder.next())
             if run is None:
                 return
@@ -116,6 +120,15 @@ class Worker:
         run.log.info("run_left", over=watch.over.is_set())
         if watch.over.is_set():
             await asyncio.to_thread(shutil.rmtree, self._settings.cache / run.id, ignore_errors=True)
+
+    async def _drop_caches(self) -> None:
+        """Remove the weights of runs that ended, or were deleted, when their worker was not there to see it."""
+        caches = self._settings.cache.parent
+        folders = await asyncio.to_thread(lambda: list(caches.glob(f"{ENGINE_CACHES}/*")))
+        over = await self._finder.over({folder.name for folder in folders})
+        for folder in folders:
+            if folder.name in over:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _pull(self, bench: Bench, evaluations: Evaluations, watch: Watch) -> None:
         """Keep every slot filled while the engine serves a policy version, but for the time of an evaluation."""

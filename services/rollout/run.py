@@ -78,6 +78,27 @@ class RunFinder:
                         return run
                 await asyncio.sleep(POLL_SECONDS)
 
+    async def over(self, run_ids: set[str]) -> set[str]:
+        """Those of these runs that have ended or were deleted, as far as that is known: none while NATS is away."""
+        try:
+            return {run_id for run_id in run_ids if await self._is_over(run_id)}
+        except NATS_FAULTS as error:
+            self._log.warning("runs_unreadable", error=str(error))
+            return set()
+
+    async def _is_over(self, run_id: str) -> bool:
+        known = await self._value(subjects.RUNS_BUCKET, run_id)
+        if known is None:
+            return await self._value(subjects.DELETED_BUCKET, run_id) is not None
+        state = _state(known)
+        return state is not None and state.terminal
+
+    async def _value(self, bucket: str, key: str) -> bytes | None:
+        try:
+            return (await (await self._bus.bucket(bucket)).get(key)).value or b""
+        except KeyNotFoundError:
+            return None
+
     async def _open(self, run_id: str) -> Run | None:
         try:
             spec = await read_spec(self._bus, run_id)

@@ -16,7 +16,7 @@ KeepCheckpoints = Annotated[
 
 
 def delete(run: RunId, keep_checkpoints: KeepCheckpoints = False, at: At = None) -> None:
-    """Delete a run that has ended: its records, rollouts, events, weights and checkpoints. There is no way back."""
+    """Delete a run that has ended: records, rollouts, events, evaluations, weights, checkpoints. No way back."""
 
     async def work() -> DeletionView:
         async with connect(at) as client:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.coordinator.around import Around, NatsWatch
 from services.coordinator.board import StatusBoard
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.directory import Directory
 from services.coordinator.rules import DROPS_PER_GROUP, batch_room
 from services.coordinator.runs import RunReader
@@ -81,7 +82,9 @@ def test_no_batch_record_is_larger_than_the_room_it_is_given(size: int, group_si
 
 async def test_a_run_whose_batches_the_server_would_refuse_is_not_created(bus: Bus) -> None:
     board = StatusBoard("redis://127.0.0.1:1/0", get_logger("test"))
-    directory = Directory(bus, RunReader(bus), board, Around(NatsWatch(), board), TruthCheck((), 1), False)
+    directory = Directory(
+        bus, RunReader(bus), board, Around(NatsWatch(), board), TruthCheck((), 1), CoordinatorConfig()
+    )
     assert bus.nc.max_payload == 1 << 20, "the server's own default"
     fits, grows = spec(512, 16, 0), spec(1024, 16, 1)
     assert (await directory.create(fits, None)).total_steps == fits.trainer.total_steps

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from services.coordinator.deletion import sweep
+from sluice.telemetry import get_logger
 from sluice.transport.log import ledger_log, read_stream, trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import Batch, DropReason, RunCreated, TrainingFailed
@@ -21,11 +24,17 @@ pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, Coordinator]]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The coordinator's SLUICE_DATA_DIR."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Iterator[tuple[NatsServer, Coordinator]]:
     """One server and one coordinator for all tests here; every test has runs of its own."""
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
-    coordinator = Coordinator(server.url)
+    coordinator = Coordinator(server.url, {"SLUICE_DATA_DIR": str(data)})
     yield server, coordinator
     coordinator.kill()
     server.kill()
@@ -185,7 +194,7 @@ async def stored(bus: Bus, run_id: str) -> dict[str, list[tuple[int, bytes]]]:
 
 
 async def test_deleting_a_run_leaves_nothing_of_it_touches_no_other_and_can_be_done_again_when_cut_off(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, bus: Bus, data: Path
 ) -> None:
     other = await trained_run(coordinator, bus, steps=1)
     await send(coordinator, "POST", f"/v1/runs/{other.run_id}/stop", 200)
@@ -211,16 +220,25 @@ async def test_deleting_a_run_leaves_nothing_of_it_touches_no_other_and_can_be_d
     await (await bus.bucket(subjects.DELETED_BUCKET)).put(stage.run_id, b'{"keep_checkpoints": false}')
     await bus.js.purge_stream(subjects.GROUPS, subject=subjects.groups(stage.run_id))
     assert (await get(coordinator, path))["state"] == "stopped"
+    files = {run_id: data / "evaluations" / run_id / "v0.1" / "sums" for run_id in (stage.run_id, other.run_id)}
+    for folder in files.values():
+        folder.mkdir(parents=True)
+    await sweep(bus, data / "evaluations", get_logger("test"))
+    assert files[stage.run_id].exists(), "until its ledger is gone a run is there, with all that it has"
 
     for _ in range(2):
         assert (await send(coordinator, "DELETE", path, 200))["id"] == stage.run_id
         assert all(messages == [] for messages in (await stored(bus, stage.run_id)).values())
         await send(coordinator, "GET", path, 404)
+        assert list((data / "evaluations").iterdir()) == [data / "evaluations" / other.run_id]
+        files[stage.run_id].mkdir(parents=True, exist_ok=True)  # written late, or where another replica is
     assert stage.run_id not in [run["id"] for run in await get(coordinator, "/v1/runs")]
     async with httpx.AsyncClient(base_url=coordinator.url, timeout=30) as client:
         body = spec().model_dump(mode="json")
         again = await client.post("/v1/runs", json=body, headers={"Idempotency-Key": "a-key-of-its-own"})
     assert again.status_code == 409 and "was deleted" in again.json()["detail"]
+    await sweep(bus, data / "evaluations", get_logger("test"))
+    assert [folder.exists() for folder in files.values()] == [False, True]
     assert await stored(bus, other.run_id) == before
     await send(coordinator, "DELETE", "/v1/runs/never-was", 404)
 

@@ -10,6 +10,7 @@ import pytest
 
 from services.coordinator.around import Around, NatsWatch
 from services.coordinator.board import StatusBoard
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.directory import Directory
 from services.coordinator.runs import RunReader
 from services.coordinator.truths import TRUTHS, TruthCheck
@@ -47,7 +48,7 @@ async def test_a_run_with_a_truth_that_its_verifier_cannot_read_is_refused_by_ro
 ) -> None:
     truths, run = TruthCheck((reward.address,), 60), rows(tmp_path, TRUTHS_OF_ROWS)
     board = StatusBoard("redis://127.0.0.1:1/0", get_logger("test"))
-    directory = Directory(bus, RunReader(bus), board, Around(NatsWatch(), board), truths, allow_remote_code=False)
+    directory = Directory(bus, RunReader(bus), board, Around(NatsWatch(), board), truths, CoordinatorConfig())
     with pytest.raises(ConfigError) as refused:
         await directory.create(run, None)
     said = str(refused.value)

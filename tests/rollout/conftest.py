@@ -69,7 +69,7 @@ async def start_worker(nats_url: str, reward: RewardServer, tmp_path: Path) -> A
             drain_seconds: float = 20.0,
             reward_address: str = reward.address,
         ) -> asyncio.Event:
-            settings = Settings((reward_address,), tmp_path / "cache" / name, groups, drain_seconds)
+            settings = Settings((reward_address,), tmp_path / "cache" / f"http-{name}", groups, drain_seconds)
             return await stack.enter_async_context(_running(nats_url, engine_url, name, settings))
 
         yield start

@@ -18,6 +18,7 @@ from sluice.errors import ConfigError
 from sluice.transport.log import ledger_log
 from sluice.transport.queues import ACK_WAIT_SECONDS
 from sluice.types import GroupStatus, RunCreated, Sampling
+from sluice.wire import subjects
 from tests.rollout.conftest import StartProcess, StartWorker
 from tests.rollout.stage import ROOT, EngineServer, Stage, eventually
 from tests.rollout.test_weight_sync import LONG, events, generating, long_run
@@ -117,11 +118,22 @@ async def test_a_run_that_is_stopping_gets_no_more_groups_and_the_worker_turns_t
     assert {s.oldest_version.number for s in group.rollouts} == {7}
 
 
-async def test_a_paused_run_keeps_its_workers(stage: Stage, engine: EngineServer, start_worker: StartWorker) -> None:
+async def test_a_paused_run_keeps_its_workers_and_what_runs_left_that_are_over_is_removed_before_it_is_served(
+    stage: Stage, engine: EngineServer, start_worker: StartWorker, tmp_path: Path
+) -> None:
     await stage.open(state="paused")
     await stage.publish(0)
+    await Stage(stage.bus, stage.model, tmp_path, run="run-ended").state("failed")
+    await (await stage.bus.bucket(subjects.DELETED_BUCKET)).put("run-gone", b'{"keep_checkpoints": false}')
+    caches = [tmp_path / "cache" / f"http-{name}" for name in ("w1", "another-engine")]
+    runs = ("run-ended", "run-gone", "run-of-another-server", stage.run)
+    for folder in [cache / run / "v1.1" for cache in (*caches, tmp_path / "cache" / "checkpoints") for run in runs]:
+        folder.mkdir(parents=True)
     await start_worker(engine.url)
     await eventually(lambda: _serves(stage, "w1"))
+    for cache in caches:
+        assert {folder.name for folder in cache.iterdir()} == {"run-of-another-server", stage.run}
+    assert len(list((tmp_path / "cache" / "checkpoints").iterdir())) == len(runs), "what is no cache is not touched"
     await stage.offer(stage.prompt(0))  # a group that was in flight when the run was paused
     await stage.groups(1)
 
