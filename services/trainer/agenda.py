@@ -79,6 +79,10 @@ class Agenda:
         """A checkpoint of batch `k` and everything before it is stored."""
         self.saved_k, self.records = self.k, []
 
+    def wake(self) -> None:
+        """Something else than the ledger is to be looked at: `next` waits no longer. May be called from any thread."""
+        self._feed.wake()
+
     def next(self) -> Item:
         """The next item; waits for the ledger, but no longer than BEAT_SECONDS at a time."""
         while not self._items:

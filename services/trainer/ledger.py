@@ -30,21 +30,30 @@ class LedgerFeed:
     """Follows one run's LEDGER from its first record on."""
 
     def __init__(self, nats: NatsThread, bus: Bus, run_id: str) -> None:
-        self._entries: queue.Queue[LedgerEntry | BaseException] = queue.Queue()
+        self._entries: queue.Queue[LedgerEntry | BaseException | None] = queue.Queue()
         self._room = asyncio.Semaphore(ROOM)
         self._loop = nats.loop
         self._follower = asyncio.run_coroutine_threadsafe(self._follow(bus, run_id), nats.loop)
 
     def next(self, seconds: float) -> LedgerEntry | None:
-        """The next record, or None when none came within `seconds`. Raises: whatever broke the subscription."""
+        """The next record, or None when none came within `seconds` or before `wake`.
+
+        Raises: whatever broke the subscription.
+        """
         try:
             entry = self._entries.get(timeout=seconds)
         except queue.Empty:
+            return None
+        if entry is None:
             return None
         self._loop.call_soon_threadsafe(self._room.release)
         if isinstance(entry, BaseException):
             raise entry
         return entry
+
+    def wake(self) -> None:
+        """Let whoever waits for the next record look around. May be called from any thread."""
+        self._entries.put(None)
 
     def close(self) -> None:
         self._follower.cancel()

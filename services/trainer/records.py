@@ -83,6 +83,7 @@ class Recorder:
         # The record that created the run is in every copy: each checkpoint tells by itself what it belongs to.
         copy = [self._claim.created, *(r for r in self._agenda.records if r[0] != self._claim.created[0])]
         self._sealing = self._disk.submit(self._store.commit, folder, manifest, copy)
+        self._sealing.add_done_callback(lambda _: self._agenda.wake())  # no batch may come for long to settle it
         self._agenda.saved()
 
     def settle(self, wait: bool) -> None:
