@@ -204,6 +204,16 @@ def test_worker_and_engine_see_weights_under_the_same_paths() -> None:
         assert ("/data" in mounts[0]) == ("/data" in mounts[1]) == ("/data" in shared)
 
 
+def test_the_coordinator_has_a_folder_for_the_files_of_evaluations_where_pods_on_any_node_can_mount_it() -> None:
+    one_writer = "--set=data.accessModes={ReadWriteOnce},run.weightsTransport=grpc"
+    for rendered, there in ((render_example("laptop"), True), (render(), True), (render(one_writer), False)):
+        mounted = [mount["mountPath"] for mount in container(rendered, "coordinator")["volumeMounts"]]
+        assert ("/data" in mounted) == there
+        assert (settings(rendered, "coordinator").data_dir == Path("/data")) == there
+        claims = [volume.get("persistentVolumeClaim", {}) for volume in rendered.pod("coordinator")["spec"]["volumes"]]
+        assert ({"claimName": "sluice-data"} in claims) == there
+
+
 def test_a_pod_gets_longer_to_end_than_its_service_takes() -> None:
     rendered = render("--set=rollout.drainSeconds=700,reward.stopSeconds=33")
     grace = {name: pod["spec"].get("terminationGracePeriodSeconds", 0) for name, pod in rendered.pods()}

@@ -135,6 +135,12 @@ def test_the_trainer_keeps_weights_and_checkpoints_in_volumes(container: str) ->
     assert volumes(container)[str(settings.weights_dir)] == ("weights", False)
 
 
+def test_the_files_of_evaluations_outlive_the_coordinator_where_the_command_line_reads_them() -> None:
+    settings = CoordinatorConfig.from_environment(environment("coordinator") | {"SLUICE_API_TOKEN_FILE": ""})
+    assert volumes("coordinator")[str(settings.data_dir)] == ("checkpoints", False)
+    assert volumes("cli")[str(settings.data_dir)] == ("checkpoints", True)
+
+
 @pytest.mark.parametrize("container", ["nats", "redis", "prometheus", "alertmanager", "grafana", "coordinator"])
 def test_every_file_and_folder_that_is_mounted_exists(container: str) -> None:
     sources = [Path(source) for source, _ in volumes(container).values() if source.startswith("/")]

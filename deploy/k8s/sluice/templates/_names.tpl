@@ -44,6 +44,11 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- default (include "sluice.name" (list . "data")) .Values.data.existingClaim -}}
 {{- end }}
 
+{{/* Whether a pod on any node may mount the claim of `data`: "true", or nothing. */}}
+{{- define "sluice.dataForAll" -}}
+{{- or .Values.singleNode (has "ReadWriteMany" .Values.data.accessModes) | ternary "true" "" -}}
+{{- end }}
+
 {{- define "sluice.apiUrl" -}}
 http://{{ include "sluice.name" (list . "coordinator") }}:8000
 {{- end }}
