@@ -13,6 +13,8 @@ from datetime import datetime
 from typing import Generic, TypeVar
 
 import nats
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError
 
@@ -25,6 +27,12 @@ from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, en
 R = TypeVar("R")
 WRONG_LAST_SEQUENCE = 10071
 FETCH = 256
+QUIET_SECONDS = 5.0
+"""Between two looks at a consumer that has nothing to deliver: is it there, and has it delivered what did not come?"""
+
+
+class _MissedError(Exception):
+    """A message that the consumer has delivered is not here: lost with a connection, or overtaken by a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,37 +133,60 @@ async def read_stream(
 async def follow_stream(
     bus: Bus, stream: str, subject: str, start: int = 1
 ) -> AsyncGenerator[tuple[int, bytes, datetime], None]:
-    """Yield what `subject` holds from sequence `start` on, then what arrives, for ever and without gaps.
+    """Yield what `subject` holds from sequence `start` on, then what arrives, for ever, in order and without gaps.
 
     The consumer lives on the server; when the server forgets it (restart, inactivity), a new one starts where we were.
+    So it does when a message is missing: nobody acknowledges, so what is lost on its way is not delivered again.
     """
     while True:
-        config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE,
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=start,
-            filter_subject=subject,
-            inactive_threshold=60.0,
-            mem_storage=True,
-        )
-        async for attempt in bus.retrying():
-            with attempt:
-                consumer = await bus.js.pull_subscribe(subject, stream=stream, config=config)
+        consumer, name = await _consumer(bus, stream, subject, start)
+        heard = 0
         try:
             while True:
-                try:
-                    messages = await consumer.fetch(FETCH, timeout=5.0)
-                except TimeoutError:  # the client raises its own kind, and the plain one
-                    await consumer.consumer_info()  # raises when the server has forgotten it
-                    continue
-                for message in messages:
-                    meta = message.metadata
-                    start = meta.sequence.stream + 1
-                    yield meta.sequence.stream, message.data, meta.timestamp
-        except (NotFoundError, nats.errors.Error):
+                for message in await _fetched(consumer, heard):
+                    sequence = message.metadata.sequence
+                    if sequence.consumer <= heard:
+                        continue  # it came before
+                    if sequence.consumer > heard + 1:
+                        raise _MissedError
+                    heard, start = sequence.consumer, sequence.stream + 1
+                    yield sequence.stream, message.data, message.metadata.timestamp
+        except (NotFoundError, nats.errors.Error, _MissedError):
             continue
         finally:
             if bus.nc.is_connected:
                 await consumer.unsubscribe()
                 with contextlib.suppress(TimeoutError, nats.errors.Error):  # it runs out by itself
-                    await bus.js.delete_consumer(stream, str(config.name))
+                    await bus.js.delete_consumer(stream, name)
+
+
+async def _consumer(bus: Bus, stream: str, subject: str, start: int) -> tuple[JetStreamContext.PullSubscription, str]:
+    """A consumer of its own from sequence `start` on, and its name."""
+    config = ConsumerConfig(
+        ack_policy=AckPolicy.NONE,
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=start,
+        filter_subject=subject,
+        inactive_threshold=60.0,
+        mem_storage=True,
+    )
+    async for attempt in bus.retrying():
+        with attempt:
+            return await bus.js.pull_subscribe(subject, stream=stream, config=config), str(config.name)
+    raise AssertionError("unreachable: the retry loop returns or raises")
+
+
+async def _fetched(consumer: JetStreamContext.PullSubscription, heard: int) -> list[Msg]:
+    """What the consumer delivers within QUIET_SECONDS, of which `heard` messages have come; may be nothing.
+
+    Raises:
+        NotFoundError: the server has forgotten the consumer.
+        _MissedError: it says that it has delivered more than has come.
+    """
+    try:
+        return await consumer.fetch(FETCH, timeout=QUIET_SECONDS)
+    except TimeoutError:  # the client raises its own kind, and the plain one
+        delivered = (await consumer.consumer_info()).delivered
+    if delivered is not None and delivered.consumer_seq > heard:
+        raise _MissedError
+    return []

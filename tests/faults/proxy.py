@@ -1,5 +1,7 @@
 """A TCP proxy between a service and NATS that can hold one message back, lose its answer, send it twice, or part them.
 
+What the server delivers can come late, twice, or not at all, by chance.
+
 It reads NATS's client protocol only as far as frames go, so a test can act at the very moment between two messages.
 """
 
@@ -8,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fnmatch
+import random
 from asyncio import StreamReader, StreamWriter
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
@@ -58,6 +62,38 @@ class Trap:
         self.settled.set()
 
 
+LATE_SECONDS = 0.05
+"""A late message is overtaken by the next one, or comes after so long if there is none."""
+
+
+class Delivery(StrEnum):
+    """How a message that the server sends reaches its client."""
+
+    IN_TIME = auto()
+    LATE = auto()
+    TWICE = auto()
+    LOST = auto()
+
+
+@dataclass
+class Disorder:
+    """Chooses at random how messages on `subjects` (shell wildcards) are delivered."""
+
+    subjects: tuple[str, ...]
+    choices: tuple[Delivery, ...]
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    counts: Counter[Delivery] = field(default_factory=Counter)
+    """How often each was chosen, for the test to see that it was."""
+
+    def choose(self, subject: str) -> Delivery | None:
+        """None for a message on another subject."""
+        if not any(fnmatch.fnmatchcase(subject, pattern) for pattern in self.subjects):
+            return None
+        chosen = self.rng.choice(self.choices)
+        self.counts[chosen] += 1
+        return chosen
+
+
 class Proxy:
     """Give `url` to the service that is to be disturbed."""
 
@@ -66,6 +102,8 @@ class Proxy:
         self._host, self._port = str(target.hostname), int(target.port or 4222)
         self._traps: list[Trap] = []
         self._lost_inboxes: set[str] = set()
+        self._disorder = Disorder((), ())
+        self._late: dict[StreamWriter, bytes] = {}
         self._open = asyncio.Event()
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +122,11 @@ class Proxy:
         trap = Trap(subject, do, on_catch)
         self._traps.append(trap)
         return trap
+
+    def disorder(self, *subjects: str, choices: tuple[Delivery, ...] = tuple(Delivery)) -> Disorder:
+        """From now on, deliver messages on these subjects in one of these ways each."""
+        self._disorder = Disorder(subjects, choices)
+        return self._disorder
 
     def part(self) -> None:
         """No byte crosses any more, in either direction; connections stay open, as in a partition."""
@@ -121,17 +164,19 @@ class Proxy:
             await end_tasks([up, down])
             server_writer.close()
 
-    async def _forward(self, source: StreamReader, sink: StreamWriter, look: Callable[[bytes], FrameFate]) -> None:
+    async def _forward(
+        self, source: StreamReader, sink: StreamWriter, look: Callable[[bytes, StreamWriter], FrameFate]
+    ) -> None:
         while frame := await read_frame(source):
             await self._open.wait()
-            fate = look(frame)
+            fate = look(frame, sink)
             if isinstance(fate, Trap):
                 await fate.settled.wait()
                 fate = int(fate.forward)
             sink.write(frame * fate)
             await sink.drain()
 
-    def _to_server(self, frame: bytes) -> FrameFate:
+    def _to_server(self, frame: bytes, _: StreamWriter) -> FrameFate:
         parts = frame.split(b"\r\n", 1)[0].decode(errors="replace").split()
         if parts[0].upper() not in ("PUB", "HPUB"):
             return 1
@@ -152,12 +197,30 @@ class Proxy:
                 self._lost_inboxes.add(parts[2])
                 return 1
 
-    def _to_client(self, frame: bytes) -> FrameFate:
+    def _to_client(self, frame: bytes, client: StreamWriter) -> FrameFate:
         parts = frame.split(b"\r\n", 1)[0].decode(errors="replace").split()
-        if parts[0].upper() in ("MSG", "HMSG") and parts[1] in self._lost_inboxes:
+        if parts[0].upper() not in ("MSG", "HMSG"):
+            return 1
+        if parts[1] in self._lost_inboxes:
             self._lost_inboxes.discard(parts[1])
             return 0
-        return 1
+        return self._disordered(self._disorder.choose(parts[1]), frame, client)
+
+    def _disordered(self, chosen: Delivery | None, frame: bytes, client: StreamWriter) -> int:
+        """How often the frame goes out now; one that is late goes out after it."""
+        loop = asyncio.get_running_loop()
+        if chosen is None:
+            self._send_late(client)  # only a message of these subjects overtakes one
+        elif client in self._late:
+            loop.call_soon(self._send_late, client)
+        elif chosen is Delivery.LATE:
+            self._late[client] = frame
+            loop.call_later(LATE_SECONDS, self._send_late, client)
+            return 0
+        return {Delivery.TWICE: 2, Delivery.LOST: 0}.get(chosen or Delivery.IN_TIME, 1)
+
+    def _send_late(self, client: StreamWriter) -> None:
+        client.write(self._late.pop(client, b""))
 
 
 FrameFate = int | Trap
