@@ -43,6 +43,15 @@ def test_a_submitted_run_is_listed_and_steered(server: ThreadServer, capsys: pyt
         assert capsys.readouterr().out == f"{run_id}: {state} (lunch)\n"
 
 
+def test_who_reads_the_list_through_a_pipe_gets_a_run_a_line_whatever_its_reason(
+    server: ThreadServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.shelf.change(submit(server, capsys), reason="a row is broken " * 20)
+    assert main(["runs", "--at", server.url]) == 0
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.count("a row is broken") == 20
+
+
 def test_submitting_twice_with_one_key_gives_one_run(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {submit(server, capsys, "--idempotency-key", "once") for _ in range(2)}
     assert len(runs) == 1

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.coordinator.api.problems import ApiError, InvalidError, TooLargeError
 from sluice.config import RunSpec
+from sluice.faults import in_plain_words
 from sluice.views import Problem
 
 MAX_BODY_BYTES = 1 << 20
@@ -113,15 +114,13 @@ def _invalid(error: ValidationError) -> InvalidError:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or None
     value = first["input"] if first["type"] not in ("missing", "extra_forbidden") else None
-    limit = first["msg"].removeprefix("Value error, ")
-    return InvalidError("; ".join(faults), field=field, value=value if field else None, limit=limit, knob=field)
+    shown = value if field else None
+    return InvalidError("; ".join(faults), field=field, value=shown, limit=in_plain_words(first), knob=field)
 
 
 def _fault(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{field}: no such field; see docs/configuration.md for the list"
-    if error["type"] == "missing":
-        return f"{field}: is required"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{field}: {message}" if field else message
+    words = in_plain_words(error)
+    return f"{field}: {words}" if field else words

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from sluice.errors import ConfigError, TransientError, WaitTimeoutError
+from sluice.faults import in_plain_words
 from sluice.views import Problem
 
 PROBLEM_JSON = "application/problem+json"
@@ -137,7 +138,7 @@ async def _on_validation(request: Request, error: Exception) -> JSONResponse:
         reason = first.get("ctx", {}).get("error", first["msg"])
         return _answer(request, ApiError(f"the body is not JSON: {reason}", field="body", limit="a JSON object"))
     field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    return _answer(request, InvalidError(f"{field}: {first['msg']}", field=field, value=first.get("input")))
+    return _answer(request, InvalidError(f"{field}: {in_plain_words(first)}", field=field, value=first.get("input")))
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:

@@ -128,7 +128,7 @@ async def fork_run(
 
 @router.delete("/runs/{run_id}", tags=["runs"], responses=responses(404, 409, 422))
 async def delete_run(runs: Runs, run_id: RunId, keep_checkpoints: KeepCheckpoints = False) -> DeletionView:
-    """Delete a run that has ended: records, rollouts, events, weights and checkpoints. Its id is not used again."""
+    """Delete a run that has ended: records, rollouts, evaluations, weights, checkpoints. Its id is not used again."""
     return await runs.delete(run_id, keep_checkpoints)
 
 
