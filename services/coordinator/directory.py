@@ -24,7 +24,7 @@ from services.coordinator.prompt_source import SourceShelf
 from services.coordinator.prompts import PromptReader
 from services.coordinator.runs import RunReader
 from services.coordinator.skipping import resume_without
-from services.coordinator.status import LiveStatus
+from services.coordinator.status import LiveStatus, counts_of_ledger
 from services.coordinator.truths import TruthCheck
 from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec, changed
@@ -37,7 +37,6 @@ from sluice.transport.nats import Bus
 from sluice.types import RunState
 from sluice.views import (
     CheckpointView,
-    CountsView,
     DeletionView,
     EventView,
     RunAction,
@@ -174,7 +173,7 @@ class Directory:
     async def _view(self, history: RunHistory, with_spec: bool) -> RunView:
         live = None if history.state.terminal else await self._board.read(history.run_id)
         missed = self._around.waits(history, live)
-        live = live or LiveStatus(counts=_counts_from_ledger(history))
+        live = live or LiveStatus(counts=counts_of_ledger(history))
         return RunView(
             id=history.run_id,
             name=history.spec.name,
@@ -208,20 +207,6 @@ class Directory:
 
 def missing(run_id: str) -> MissingError:
     return MissingError(f"there is no run {run_id!r}; GET /v1/runs lists them", field="run_id", value=run_id)
-
-
-def _counts_from_ledger(history: RunHistory) -> CountsView:
-    """Counts as of the ledger alone: what has happened to groups since the last batch is not in it."""
-    trained, dropped = history.fates.counts()
-    tally = history.last_batch.tally if history.last_batch else None
-    return CountsView(
-        issued=history.next_n,
-        trained=trained,
-        live=history.next_n - trained - sum(dropped.values()),
-        scored=tally.scored_groups if tally else 0,
-        kept=tally.kept_groups if tally else 0,
-        dropped={str(reason): count for reason, count in dropped.items()},
-    )
 
 
 def _event(sequence: int, payload: bytes, at: datetime) -> EventView:

@@ -13,6 +13,7 @@ from services.coordinator.curriculum import Curriculum
 from services.coordinator.history import RunHistory
 from sluice.config import RunSpec
 from sluice.data import PromptTable, check_unchanged, load_prompts, seed_of, stop_token_ids, tokenizer_of
+from sluice.data.table import Progress
 from sluice.types import Prompt, Sampling
 
 SOURCE_LABELS = 15
@@ -29,13 +30,13 @@ class PromptSource:
     """The data sources with the most prompts, which metrics tell apart."""
 
     @classmethod
-    async def load(cls, history: RunHistory) -> PromptSource:
-        """Read and tokenise the data set in a thread.
+    async def load(cls, history: RunHistory, progress: Progress | None = None) -> PromptSource:
+        """Read and tokenise the data set in a thread, which tells `progress` how far it is.
 
         Raises:
             ConfigError: it cannot be read, or is not what the run was created with.
         """
-        table = await asyncio.to_thread(load_prompts, history.spec)
+        table = await asyncio.to_thread(load_prompts, history.spec, progress)
         check_unchanged(history.data_manifest, table)
         if history.origin is not None:
             table = table.going_on_from(history.origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -18,8 +19,9 @@ from services.coordinator.meter import Meter
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.rules import QueueRules
 from services.coordinator.staff import Beat
-from services.coordinator.status import Clocks, status_of
+from services.coordinator.status import Clocks, LiveStatus, counts_of_ledger, status_of
 from services.coordinator.supply import Supply
+from sluice.cancellation import end_tasks
 from sluice.errors import WireError
 from sluice.telemetry import Logger
 from sluice.transport.log import Entry, FencedLog, ledger_log, trainer_log
@@ -50,6 +52,7 @@ from sluice.waits import REMIND_SECONDS
 from sluice.wire import subjects
 
 PUBLISHED_TOGETHER = 64
+SHOW_SECONDS = 1.0
 
 
 class Run:
@@ -106,7 +109,7 @@ class Run:
         history = self.history
         for trainer_entry in await self._trainer.read():
             history.fold_trainer(trainer_entry)
-        await self.supply.load()
+        await self._load_data()
         self.queue = FilterQueue.restore(
             QueueRules.of(history.spec, self.supply.rows, history.origin), history.last_batch
         )
@@ -130,10 +133,23 @@ class Run:
     async def look_for_data(self) -> None:
         """Read the data set again if it was missing, or other than it should be, and its files have changed."""
         if self.supply.fault and await self.supply.looks_other():
-            await self.supply.load()
+            await self._load_data()
             if not self.supply.fault:
                 self.log.info("data_is_back", prompts=self.supply.rows)
                 await self.publish_missing()
+
+    async def _load_data(self) -> None:
+        showing = asyncio.create_task(self._show_loading())
+        try:
+            await self.supply.load()
+        finally:
+            await end_tasks([showing])
+
+    async def _show_loading(self) -> None:
+        while True:
+            status = LiveStatus(counts=counts_of_ledger(self.history), waits=(self.supply.wait(),))
+            await self.board.show(self.id, status)
+            await asyncio.sleep(SHOW_SECONDS)
 
     # ---------------------------------------------------------------- records, each stored before it counts
 

@@ -110,6 +110,20 @@ def counts_of(queue: FilterQueue) -> CountsView:
     )
 
 
+def counts_of_ledger(history: RunHistory) -> CountsView:
+    """Counts as of the ledger alone: what has happened to groups since the last batch is not in it."""
+    trained, dropped = history.fates.counts()
+    tally = history.last_batch.tally if history.last_batch else None
+    return CountsView(
+        issued=history.next_n,
+        trained=trained,
+        live=history.next_n - trained - sum(dropped.values()),
+        scored=tally.scored_groups if tally else 0,
+        kept=tally.kept_groups if tally else 0,
+        dropped={str(reason): count for reason, count in dropped.items()},
+    )
+
+
 def _waits_by_state(history: RunHistory, queue: FilterQueue, workers: int) -> dict[str, str]:
     match history.state:
         case RunState.QUEUED:

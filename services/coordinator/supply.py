@@ -11,10 +11,12 @@ from services.coordinator.curriculum import Curriculum, Difficulty
 from services.coordinator.history import RunHistory
 from services.coordinator.prompt_source import PromptSource
 from sluice.config import RunSpec
+from sluice.data import TableCounts
 from sluice.data.formats import data_files
 from sluice.errors import ConfigError
 from sluice.locations import HUB
 from sluice.types import Batch, Drop, DropReason, Issue, LedgerRecord, Prompt
+from sluice.views import WaitView
 
 HUB_SECONDS = 300.0
 """Time between two tries at data that lies on a hub: there is nothing to look at but the download itself."""
@@ -32,6 +34,8 @@ class Supply:
         self._told: list[Issue | Drop | Batch] = []
         """Records that the curriculum has yet to fold: it needs the data set."""
         self._looked_like: tuple[object, ...] = ()
+        self._begun_at = 0.0
+        self._rows_read = 0
 
     @property
     def rows(self) -> int:
@@ -42,15 +46,29 @@ class Supply:
 
     async def load(self) -> None:
         """Read the data set; afterwards there are prompts, or `fault` says why not."""
+        self._begun_at, self._rows_read = time.monotonic(), 0
         self._looked_like = await asyncio.to_thread(_look, self._history.spec)
         try:
-            source = await PromptSource.load(self._history)
+            source = await PromptSource.load(self._history, self._note)
         except ConfigError as error:
             self.fault = str(error)
             return
         curriculum = source.curriculum(self._history.spec)
         await asyncio.to_thread(_fold, curriculum, self._told)
         self._source, self._curriculum, self._told, self.fault = source, curriculum, [], ""
+
+    def _note(self, counts: TableCounts) -> None:
+        self._rows_read = counts.rows_read
+
+    def wait(self) -> WaitView:
+        """How far `load` is: a large data set takes a minute, in which nothing else of the run goes on."""
+        rows = self._history.data_manifest.get("counts", {}).get("rows_read", "?")
+        return WaitView(
+            name="data",
+            waits_for=f"loading data: {self._rows_read} of {rows} rows",
+            seconds=time.monotonic() - self._begun_at,
+            deadline_seconds=self._history.spec.deadlines.no_progress_seconds,
+        )
 
     async def looks_other(self) -> bool:
         """Whether the files look other than at the last try: whether there is a point in another one."""
