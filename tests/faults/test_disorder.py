@@ -79,12 +79,12 @@ async def test_records_and_groups_that_reach_coordinator_and_trainer_late_and_tw
 ) -> None:
     chosen = proxy.disorder("ledger.*", "trainer.*", "groups.*.*", choices=(Delivery.LATE, Delivery.TWICE))
     coordinator = start_coordinator(proxy.url)
-    run = await begin(coordinator, bus, steps=5)
+    run = await begin(coordinator, bus, steps=6)
     trainer = asyncio.create_task(train(settings_of(proxy.url, tmp_path)))
-    for first in range(0, 10, 2):
-        await run.both(first + 1, first)
+    for n in range(0, 12, 4):
+        await run.both(n, n + 1, n + 2, n + 3)  # two batches, one right after the other
     await wait_for_state(coordinator, run.id, "succeeded", PATIENCE)
     assert await trainer == 0
-    assert await run.batches() == [[n, n + 1] for n in range(0, 10, 2)]
-    await assert_clean(nats_url, run, groups=10)
+    assert await run.batches() == [[n, n + 1] for n in range(0, 12, 2)]
+    await assert_clean(nats_url, run, groups=12)
     assert min(chosen.counts.values()) >= 5

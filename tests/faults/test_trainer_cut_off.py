@@ -11,7 +11,7 @@ from services.trainer.config import TrainerSettings
 from sluice.transport.nats import Bus
 from sluice.types import RunState
 from sluice.wire import subjects
-from tests.faults.proxy import Do, Proxy
+from tests.faults.proxy import Delivery, Do, Proxy
 from tests.trainer.running import chain_by_hand, checkpoints, lineages, train, until, versions
 from tests.trainer.script import RUN, Script, make_spec
 
@@ -103,7 +103,7 @@ async def test_a_version_that_a_trainer_cut_off_for_good_had_sent_is_refused_aft
     await assert_trained_once(bus, script, ["v0.2", "v1.2", "v2.2"])
 
 
-async def test_a_trainer_that_says_and_asks_everything_twice_trains_each_batch_once(
+async def test_a_trainer_that_says_everything_twice_and_hears_it_twice_or_in_disorder_trains_each_batch_once(
     bus: Bus, proxy: Proxy, tiny_model: Path, settings: TrainerSettings
 ) -> None:
     script = await begin(bus, tiny_model)
@@ -111,9 +111,11 @@ async def test_a_trainer_that_says_and_asks_everything_twice_trains_each_batch_o
         for _ in range(4):
             proxy.catch(subject, Do.TWICE)
     proxy.catch(RECORD, Do.LOSE_ANSWER)
+    heard = proxy.disorder(subjects.ledger(RUN), RECORD, choices=(Delivery.LATE, Delivery.LATE, Delivery.TWICE))
     for _ in range(3):
         await script.add_batch()
     await script.set_state(RunState.STOPPING, record=True)
     assert await train(settings) == 0
     await assert_trained_once(bus, script, ["v0.1", "v1.1", "v2.1", "v3.1"])
     assert await lineages(bus) == [(1, 0)]
+    assert heard.counts[Delivery.LATE] and heard.counts[Delivery.TWICE]
