@@ -34,7 +34,8 @@ async def serve(config: CoordinatorConfig) -> None:
     """Wire the parts and serve until SIGTERM or SIGINT, or until a part fails."""
     listening = bind(config)
     bus = await Bus.connect(config.nats_url, "coordinator", config.nats_deadline_seconds)
-    await bus.ensure_streams(StreamLimits(rollouts_bytes=config.rollouts_bytes, replicas=config.stream_replicas))
+    rooms = {"rollouts_bytes": config.rollouts_bytes, "groups_bytes": config.groups_bytes}
+    await bus.ensure_streams(StreamLimits(**rooms, replicas=config.stream_replicas))
     board = StatusBoard(config.redis_url, get_logger("coordinator"))
     metrics, watch = CoordinatorMetrics(), NatsWatch()
     metrics.watch(watch.silent_seconds, board.away_seconds)

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "lease_seconds": "SLUICE_LEASE_SECONDS",
     "stream_replicas": "SLUICE_STREAM_REPLICAS",
     "rollouts_bytes": "SLUICE_ROLLOUTS_BYTES",
+    "groups_bytes": "SLUICE_GROUPS_BYTES",
     "allow_remote_code": "SLUICE_ALLOW_REMOTE_CODE",
     "reward_addresses": "SLUICE_REWARD_ADDRESSES",
     "truth_check_seconds": "SLUICE_TRUTH_CHECK_SECONDS",
@@ -48,6 +49,7 @@ class CoordinatorConfig(BaseModel):
     lease_seconds: float = Field(10, ge=1, description="A silent holder loses its lease after this long.")
     stream_replicas: int = Field(1, ge=1, le=5, description="JetStream replicas of each stream.")
     rollouts_bytes: int = Field(8 << 30, ge=1 << 20, description="Room of the ROLLOUTS stream.")
+    groups_bytes: int = Field(1 << 30, ge=1 << 16, description="Room of the GROUPS stream.")
     allow_remote_code: bool = Field(False, description="Allow runs to ask for model.trust_remote_code.")
     reward_addresses: Annotated[tuple[Address, ...], BeforeValidator(addresses)] = Field(
         (), description="host:port of each reward replica, for the check of ground truths; unset: none is made."

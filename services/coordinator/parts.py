@@ -13,11 +13,14 @@ NAMED_AFTER_SECONDS = 5.0
 """What takes less is the usual course of things."""
 SILENT_SECONDS = 60.0
 """A worker that is silent for longer is an alarm."""
+STORE_SECONDS = 60.0
+"""A worker's own deadline for this may be another: SLUICE_NATS_DEADLINE_SECONDS."""
 OF_A_WORKER = {
     "generate": "engine {engine} to finish a group of worker {name}",
     "reward": "a reward server to judge a group of worker {name}",
     "weight_sync": "engine {engine} of worker {name} to load new weights",
     "policy_version": "engine {engine} of worker {name} to serve the version that a prompt asks for",
+    "store": "NATS to store a group of worker {name}, or room for it in ROLLOUTS or GROUPS",
     "engine_gate": "a prompt that has engine {engine} of worker {name} for itself",
     "engine_alone": "others to leave engine {engine} of worker {name}",
 }
@@ -52,6 +55,7 @@ def _of_worker(spec: RunSpec, worker: WorkerView, name: str, seconds: float) -> 
         "reward": spec.reward.deadline_seconds,
         "weight_sync": limits.weight_sync_seconds,
         "policy_version": limits.weight_sync_seconds,
+        "store": STORE_SECONDS,
     }.get(name, limits.generate_seconds)
     waits_for = OF_A_WORKER[name].format(engine=worker.engine, name=worker.name)
     return WaitView(name=name, waits_for=waits_for, seconds=seconds, deadline_seconds=deadline)

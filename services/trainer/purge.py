@@ -1,6 +1,8 @@
-"""What GROUPS and ROLLOUTS no longer need to hold once a checkpoint is stored, and how full ROLLOUTS is."""
+"""What GROUPS and ROLLOUTS no longer need to hold once a checkpoint is stored, and how full they are."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from sluice.transport.archive import archive_groups
 from sluice.transport.nats import Bus
@@ -28,11 +30,10 @@ async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
                     await bus.js.purge_stream(stream, seq=floor + 1, subject=subject)
 
 
-async def rollouts_nearly_full(bus: Bus) -> bool:
-    """Whether ROLLOUTS is three quarters full, so that a checkpoint is due early to make room."""
-    info = None
-    async for attempt in bus.retrying():
-        with attempt:
-            info = await bus.js.stream_info(subjects.ROLLOUTS)
-    limit = (info.config.max_bytes or 0) if info else 0
-    return limit > 0 and info is not None and info.state.bytes >= NEARLY_FULL * limit
+async def nearly_full(bus: Bus) -> bool:
+    """Whether ROLLOUTS or GROUPS is three quarters full, so that a checkpoint is due early to make room."""
+    for stream in (subjects.ROLLOUTS, subjects.GROUPS):
+        info = await bus.asking(partial(bus.js.stream_info, stream))
+        if (limit := info.config.max_bytes or 0) > 0 and info.state.bytes >= NEARLY_FULL * limit:
+            return True
+    return False

@@ -17,7 +17,7 @@ from services.trainer.evaluations import Evaluations
 from services.trainer.ledger import LedgerFeed
 from services.trainer.loop import follow
 from services.trainer.presence import keep_present
-from services.trainer.purge import rollouts_nearly_full
+from services.trainer.purge import nearly_full
 from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
 from services.trainer.sweep import sweep
@@ -147,9 +147,7 @@ class Session:
 
     def _agenda(self, claim: Claim) -> Agenda:
         feed = LedgerFeed(self.nats, self.bus, claim.run_id)
-        agenda = Agenda(
-            feed, claim.spec, lambda: self.nats.call(rollouts_nearly_full(self.bus), "rollouts size"), self.log
-        )
+        agenda = Agenda(feed, claim.spec, lambda: self.nats.call(nearly_full(self.bus), "stream sizes"), self.log)
         agenda.go_on(claim.skipped, claim.resumed_at)
         if claim.restored is not None:
             agenda.resume(claim.k, claim.covered)
