@@ -56,8 +56,9 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
 
     consumes:     one prompt of PROMPTS
     produces:     its rollouts in ROLLOUTS, then its group in GROUPS; then the prompt is acked
-    waits for:    the policy version ("policy_version"), the engine ("generate"), verdicts ("reward")
-    unblocked by: the trainer, the engine, the reward service; each wait has its deadline in the run's spec
+    waits for:    the policy version ("policy_version"), the engine ("generate"), verdicts ("reward"), room ("store")
+    unblocked by: the trainer, the engine, the reward service; each wait has its deadline in the run's spec, and a full
+                  stream until the bus deadline
     on failure:   the prompt is handed back; an attempt in which the engine died or refused is counted, and after
                   rollout.max_attempts of them the group is stored as `failed`. A group that somebody else stored first
                   is left to them
@@ -145,7 +146,9 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
     if judged.keep:
         shared = TokenIds(prompt.token_ids)
         rollouts = [_rollout(prompt, shared, attempt, i, completion) for i, completion in enumerate(completions)]
-        pairs = zip(summaries, await store_rollouts(bench.run.bus, rollouts), strict=True)
+        with metrics.waiting(bench.run.id, "store"):
+            stored = await store_rollouts(bench.run.bus, rollouts)
+        pairs = zip(summaries, stored, strict=True)
         summaries = tuple(replace(s, sequences=at.sequences, content_hash=at.content_hash) for s, at in pairs)
     return Group(
         run_id=prompt.run_id,
@@ -228,7 +231,8 @@ def _failed(prompt: Prompt, attempt: str, error: str, bench: Bench) -> Group:
 
 
 async def _commit(group: Group, bench: Bench) -> str:
-    won = await store_group(bench.run.bus, group)
+    with metrics.waiting(bench.run.id, "store"):
+        won = await store_group(bench.run.bus, group)
     bench.run.log.info(
         "group_stored" if won else "group_lost_to_another_attempt",
         status=str(group.status),
