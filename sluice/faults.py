@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _WORDS = {
     "missing": "is required",
@@ -37,11 +40,24 @@ _KINDS = {
 """By the first word of an error's type, such as int_parsing or tuple_type."""
 
 
+def without_echoes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors of a ValidationError that are causes: a list with a wrong entry also counts as too short."""
+    places = [error["loc"] for error in errors]
+
+    def echoes(error: ErrorDetails) -> bool:
+        loc = error["loc"]
+        return error["type"] == "too_short" and any(len(p) > len(loc) and p[: len(loc)] == loc for p in places)
+
+    return [error for error in errors if not echoes(error)]
+
+
 def in_plain_words(error: Mapping[str, Any]) -> str:
     """One error of a pydantic ValidationError as the end of a sentence that begins with the field's name and value."""
     kind = str(error["type"])
+    context = error.get("ctx", {})
+    if kind.endswith("too_short") and context.get("min_length") == 1:
+        return "must not be empty"
     if kind in _WORDS:
-        context = error.get("ctx", {})
         return _WORDS[kind].format(**{name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()})
     name, _, what = kind.partition("_")
     if name in _KINDS and what in ("type", "parsing", "parsing_size", "unicode", "attributes_type"):

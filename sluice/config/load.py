@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from sluice.config.run import RunSpec
 from sluice.errors import ConfigError
-from sluice.faults import in_plain_words
+from sluice.faults import in_plain_words, without_echoes
 
 UNSET = "unset"
 EXTENDS = "extends"
@@ -26,7 +26,7 @@ def parse_run_spec(fields: dict[str, Any]) -> RunSpec:
     try:
         return RunSpec.model_validate(fields)
     except ValidationError as error:
-        raise ConfigError("; ".join(_fault(e) for e in error.errors())) from None
+        raise ConfigError("; ".join(map(_fault, without_echoes(error.errors())))) from None
 
 
 def changed(spec: RunSpec, fields: dict[str, Any]) -> RunSpec:

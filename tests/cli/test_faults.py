@@ -41,6 +41,14 @@ CASES = {
         ["run", "configs/tiny.toml", "--set", "data.train_files=3"],
         "data.train_files = 3: must be a list",
     ),
+    "a list with a wrong entry": (
+        ["run", "configs/tiny.toml", "--set", "data.train_files=[1]"],
+        "sluice: data.train_files.0 = 1: must be a text in quotes\n",
+    ),
+    "a list that is empty": (
+        ["run", "configs/tiny.toml", "--set", "data.train_files=[]"],
+        "data.train_files = []: must not be empty",
+    ),
     "two fields of a section that contradict each other": (
         ["run", "configs/tiny.toml", "--set", "checkpoint.keep_every=7"],
         "sluice: checkpoint: keep_every = 7 must be a multiple of interval = 5",

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.coordinator.api.problems import ApiError, InvalidError, TooLargeError
 from sluice.config import RunSpec
-from sluice.faults import in_plain_words
+from sluice.faults import in_plain_words, without_echoes
 from sluice.views import Problem
 
 MAX_BODY_BYTES = 1 << 20
@@ -110,8 +110,8 @@ async def _read(request: Request) -> bytes:
 
 def _invalid(error: ValidationError) -> InvalidError:
     """Every wrong field in the detail, the first one also in the problem's own members."""
-    faults = [_fault(e) for e in error.errors(include_url=False)]
-    first = error.errors(include_url=False)[0]
+    errors = without_echoes(error.errors(include_url=False))
+    faults, first = [_fault(e) for e in errors], errors[0]
     field = ".".join(str(part) for part in first["loc"]) or None
     value = first["input"] if first["type"] not in ("missing", "extra_forbidden") else None
     shown = value if field else None
