@@ -80,7 +80,7 @@ class RunHost:
             del self._held[run_id]
 
     async def _coordinate(self, run_id: str) -> None:
-        run = Run(self._bus, run_id, self._board, self._log, self._metrics)
+        run = Run(self._bus, run_id, self._board, self._log, self._metrics, self._runs.written)
         try:
             await run.claim(self.name)
             await run.rebuild()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, Self
 
 from services.coordinator.control import Request, serve_control
@@ -29,6 +29,8 @@ class RunInbox:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._queue: asyncio.Queue[News | BaseException] = asyncio.Queue()
+        self._put_back: News | BaseException | None = None
+        """Comes before all that is in the queue."""
         self._room = asyncio.Semaphore(UNREAD_GROUPS)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -44,12 +46,24 @@ class RunInbox:
             await self._control.unsubscribe()
 
     async def next(self) -> News:
-        news = await self._queue.get()
+        news, self._put_back = self._put_back, None
+        if news is None:
+            news = await self._queue.get()
         if isinstance(news, BaseException):
             raise news
         if isinstance(news, Stored):
             self._room.release()
         return news
+
+    def groups_at_hand(self) -> Iterator[Stored]:
+        """The groups that come next and are there already, as many as are asked for."""
+        while self._put_back is None and not self._queue.empty():
+            news = self._queue.get_nowait()
+            if not isinstance(news, Stored):
+                self._put_back = news
+                return
+            self._room.release()
+            yield news
 
     def fail(self, error: BaseException) -> None:
         """End the loop with this error: what works beside it has found out that the run is not ours any more."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Protocol
 
 from services.coordinator.control import Request, answer
@@ -14,6 +16,8 @@ from sluice.types import DropReason, Group, RunState, TrainerRecord
 
 UNFINISHED = (RunState.QUEUED, RunState.RUNNING, RunState.PAUSED)
 DATA_IS_BACK = "the data set is back"
+HEARD_TOGETHER = 64
+"""Groups that are taken before the next decision, if so many are there: one record issues what follows them all."""
 UNSCORED_LIMIT = 32
 """Groups in a row without verdicts after which the run pauses and says why."""
 
@@ -43,6 +47,10 @@ class Inbox(Protocol):
         """The next piece of news; the longest wait is a tick. Raises: whatever broke a source for good."""
         ...
 
+    def groups_at_hand(self) -> Iterator[Stored]:
+        """The groups that come next and are there already, as many as are asked for."""
+        ...
+
 
 async def coordinate(run: Run, inbox: Inbox) -> None:
     """Issue prompts, filter what comes back and emit batches, until the run has ended.
@@ -56,6 +64,8 @@ async def coordinate(run: Run, inbox: Inbox) -> None:
     await advance(run)
     while not run.history.state.terminal:
         await hear(run, await inbox.next())
+        for group in islice(inbox.groups_at_hand(), HEARD_TOGETHER):
+            await hear(run, group)
         await advance(run)
 
 

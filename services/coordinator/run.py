@@ -21,10 +21,11 @@ from services.coordinator.rules import QueueRules
 from services.coordinator.staff import Beat
 from services.coordinator.status import Clocks, LiveStatus, counts_of_ledger, status_of
 from services.coordinator.supply import Supply
+from services.coordinator.written import Written
 from sluice.cancellation import end_tasks
 from sluice.errors import WireError
 from sluice.telemetry import Logger
-from sluice.transport.log import Entry, FencedLog, ledger_log, trainer_log
+from sluice.transport.log import Entry, FencedLog, trainer_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import (
     delete_prompts,
@@ -61,7 +62,9 @@ class Run:
     queue: FilterQueue
     evaluating: Evaluating
 
-    def __init__(self, bus: Bus, run_id: str, board: StatusBoard, log: Logger, metrics: CoordinatorMetrics) -> None:
+    def __init__(
+        self, bus: Bus, run_id: str, board: StatusBoard, log: Logger, metrics: CoordinatorMetrics, written: Written
+    ) -> None:
         self.bus, self.board, self.metrics = bus, board, metrics
         self.log = log.bind(run=run_id)
         self.history = RunHistory(run_id)
@@ -75,7 +78,7 @@ class Run:
         self._said: set[str] = set()
         """Waits that the log has named since they began."""
         self._overdue: set[str] = set()
-        self._ledger: FencedLog[LedgerRecord] = ledger_log(bus, run_id)
+        self._ledger: FencedLog[LedgerRecord] = written.log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
 
     @property

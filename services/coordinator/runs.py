@@ -7,7 +7,8 @@ import asyncio
 from nats.js.errors import NotFoundError
 
 from services.coordinator.history import RunHistory
-from sluice.transport.log import FencedLog, last_sequence, ledger_log, trainer_log
+from services.coordinator.written import Written
+from sluice.transport.log import FencedLog, last_sequence, trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import LedgerRecord, RunCreated, TrainerRecord
 from sluice.wire import subjects
@@ -19,12 +20,14 @@ class RunReader:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self.written = Written()
+        """For those who write what is read here."""
         self._known: dict[str, _Reading] = {}
         self._parents: dict[str, str | None] = {}
 
     async def get(self, run_id: str) -> RunHistory | None:
         """The run as it stands now, or None if there is none of that id."""
-        reading = self._known.get(run_id) or _Reading(self._bus, run_id)
+        reading = self._known.get(run_id) or _Reading(self._bus, run_id, self.written)
         history = await reading.refresh()
         if history is None:
             self._known.pop(run_id, None)
@@ -66,10 +69,10 @@ class RunReader:
 class _Reading:
     """One run's subjects, read incrementally; callers at the same time share one read."""
 
-    def __init__(self, bus: Bus, run_id: str) -> None:
+    def __init__(self, bus: Bus, run_id: str, written: Written) -> None:
         self._bus = bus
         self.history = RunHistory(run_id)
-        self._ledger: FencedLog[LedgerRecord] = ledger_log(bus, run_id)
+        self._ledger: FencedLog[LedgerRecord] = written.log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
         self._reading = asyncio.Lock()
 

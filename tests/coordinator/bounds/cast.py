@@ -19,7 +19,9 @@ from services.coordinator.loop import Stored, advance, hear
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.prompt_source import PromptSource
 from services.coordinator.run import Run
+from services.coordinator.written import Written
 from sluice.telemetry import Logger
+from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
 from sluice.types import (
     Checkpoint,
@@ -27,6 +29,7 @@ from sluice.types import (
     FinishReason,
     Group,
     GroupStatus,
+    LedgerRecord,
     Lineage,
     PolicyVersion,
     RolloutSummary,
@@ -60,7 +63,7 @@ async def _load_once(history: RunHistory) -> PromptSource:
 @contextmanager
 def in_memory() -> Iterator[None]:
     """Coordinators made inside work on `Connection`s instead of a bus."""
-    names = ("ledger_log", "trainer_log", "publish_prompts", "pending_prompts", "delete_prompts", "read_groups")
+    names = ("trainer_log", "publish_prompts", "pending_prompts", "delete_prompts", "read_groups")
     functions: dict[str, Any] = {name: getattr(memory, name) for name in names}
     functions |= dict.fromkeys(("publish_event", "announce"), memory.nothing_to_tell)
     with patch.multiple(run_module, **functions), patch.object(PromptSource, "load", _load_once):
@@ -74,12 +77,19 @@ class Board:
         return
 
 
+class Ledgers(Written):
+    """In memory, where a record stays what it is."""
+
+    def log(self, bus: Bus, run_id: str) -> FencedLog[LedgerRecord]:
+        return cast(FencedLog[LedgerRecord], memory.ledger_log(cast(Connection, bus), run_id))
+
+
 class Coordinator:
     """One process that holds the run, or believes so. GROUPS and TRAINER reach it each in order, and no other order."""
 
     def __init__(self, streams: Streams) -> None:
         self.connection = Connection(streams)
-        self.run = Run(cast(Bus, self.connection), RUN, cast(StatusBoard, Board()), SILENT, METRICS)
+        self.run = Run(cast(Bus, self.connection), RUN, cast(StatusBoard, Board()), SILENT, METRICS, Ledgers())
         self.heard = 0
         """GROUPS sequence."""
 
@@ -99,13 +109,15 @@ class Coordinator:
         METRICS.begin(self.run.history)
         await advance(self.run)
 
-    async def hear_group(self) -> bool:
-        """The next GROUPS message; False if there is none."""
-        unheard = next(((sequence, group) for sequence, group in self.streams.groups if sequence > self.heard), None)
-        if unheard is None or self.run.history.state.terminal:
+    async def hear_groups(self, most: int) -> bool:
+        """The next GROUPS messages, at most so many, and only then what follows from them; False if there is none."""
+        unheard = [Stored(sequence, group) for sequence, group in self.streams.groups if sequence > self.heard][:most]
+        if not unheard or self.run.history.state.terminal:
             return False
-        self.heard = unheard[0]
-        await self.hear(Stored(*unheard))
+        self.heard = unheard[-1].sequence
+        for stored in unheard:
+            await hear(self.run, stored)
+        await advance(self.run)
         return True
 
     async def hear_trainer(self) -> bool:
@@ -123,7 +135,7 @@ class Coordinator:
             await advance(self.run)
 
     async def catch_up(self) -> None:
-        while await self.hear_group() or await self.hear_trainer():
+        while await self.hear_groups(1) or await self.hear_trainer():
             pass
 
     async def successor(self) -> Run:

@@ -61,11 +61,11 @@ class Coordinators(RuleBasedStateMachine):
         return self.holder
 
     @precondition(lambda self: self.holder)
-    @rule(count=FEW)
-    def groups_are_heard(self, count: int) -> None:
+    @rule(count=FEW, together=FEW)
+    def groups_are_heard(self, count: int, together: int) -> None:
         for _ in range(count):
             if self.holder:
-                self.acts(self.held().hear_group(), self.holder)
+                self.acts(self.held().hear_groups(together), self.holder)
 
     @precondition(lambda self: self.holder)
     @rule()

@@ -162,12 +162,12 @@ class Run(Coordinators):
             moves += [self.the_trainer_trains]
         if self.trainer.k > max(self.trainer.checkpoints, default=0):
             moves += [self.the_trainer_checkpoints]
-        return [*moves, *self.moves_of_the_holder()]
+        return [*moves, *self.moves_of_the_holder(rng.choice((1, 1, 4)))]
 
-    def moves_of_the_holder(self) -> list[Callable[[], None]]:
+    def moves_of_the_holder(self, together: int) -> list[Callable[[], None]]:
         if not self.holder:
             return [self.take_over]
-        heard = [lambda: self.groups_are_heard(1)] * 3
+        heard = [lambda: self.groups_are_heard(1, together)] * 3
         asleep = self.held().run.history.state is not RunState.RUNNING
         asks = [lambda: self.somebody_asks(RunAction.RESUME), self.a_second_goes_by] if asleep else []
         return [*heard, self.a_trainer_record_is_heard, *asks]
