@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ from sluice.errors import ConfigError, SluiceError
 from sluice.secrets import redact
 from sluice.storage import disk_fault
 
+YOUNG_OBJECTS = 10_000
+"""New objects after which the garbage collector looks at them: by default 700, which a few groups in flight are."""
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 """A person has to change something: starting again cannot help."""
@@ -33,6 +36,17 @@ def run_service(name: str, work: Callable[[], int], failures: tuple[type[Excepti
         if refused is None:
             raise
         return say_why(name, refused, EXIT_CONFIGURATION)
+
+
+def calm_collector() -> None:
+    """For a service that has imported what it needs: what is there now stays, so the garbage collector spares it.
+
+    Modules are most of all objects. A full collection went over them each time, and the event loop stood still for 60
+    to 90 ms; together with the many small collections it took a fifth of a busy worker's processor time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def say_why(name: str, message: str, code: int) -> int:

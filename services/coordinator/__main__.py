@@ -24,7 +24,7 @@ from services.coordinator.streams import watch_streams
 from services.coordinator.truths import TruthCheck
 from sluice.errors import ConfigError, SluiceError
 from sluice.listening import plain
-from sluice.service import run_service
+from sluice.service import calm_collector, run_service
 from sluice.telemetry import configure_logging, get_logger
 from sluice.transport.nats import Bus
 from sluice.transport.streams import StreamLimits
@@ -90,6 +90,7 @@ def _run() -> int:
     config = CoordinatorConfig.from_environment(os.environ)
     check_host(config.api_host, config.api_token)
     configure_logging(config.log_level, service="coordinator")
+    calm_collector()
     asyncio.run(serve(config))
     return 0
 

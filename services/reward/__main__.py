@@ -19,7 +19,7 @@ from services.reward.routing import Routes
 from services.reward.server import RewardServer, RewardServicer
 from sluice.errors import ConfigError
 from sluice.listening import check_listening
-from sluice.service import run_service
+from sluice.service import calm_collector, run_service
 from sluice.telemetry import Logger, configure_logging, get_logger, serve_metrics
 
 WATCH_SECONDS = 1.0
@@ -36,6 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
     configure_logging(settings.log_level, service="reward")
     if arguments.command == "verify":
         return asyncio.run(_verify(arguments, settings))
+    calm_collector()
     return asyncio.run(serve(settings))
 
 

@@ -20,7 +20,7 @@ from services.rollout.presence import LiveStatus
 from services.rollout.run import RunFinder
 from sluice.cancellation import end_tasks
 from sluice.run_series import watch_disk
-from sluice.service import run_service
+from sluice.service import calm_collector, run_service
 from sluice.storage import check_writable
 from sluice.telemetry import Logger, configure_logging, get_logger, instance_name, serve_metrics
 from sluice.transport.nats import Bus
@@ -35,6 +35,7 @@ def _start() -> int:
     config = WorkerConfig.from_environment(os.environ)
     configure_logging(config.log_level, service="rollout")
     check_writable(config.cache_dir, "SLUICE_CACHE_DIR")
+    calm_collector()
     asyncio.run(_run(config))
     return 0
 
