@@ -40,7 +40,10 @@ class TrainerSettings(BaseModel):
 
     nats_url: NatsUrl = Field("nats://127.0.0.1:4222", description="NATS server with JetStream.")
     nats_deadline_seconds: float = Field(60, gt=0, description="Longest time until NATS has answered.")
-    data_dir: Path = Field(Path("artifacts/data"), description="Folder of weights and checkpoints; all ranks see it.")
+    data_dir: Path = Field(
+        Path("artifacts/data"),
+        description="Weights and checkpoints, seen by all ranks; coordinator: files of evaluations.",
+    )
     lease_seconds: float = Field(10, ge=1, description="A silent holder loses its lease after this long.")
     metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Their port; 0 takes a free one.")
