@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +22,9 @@ from sluice.errors import ConfigError
 from sluice.local.run import check_model
 from sluice.locations import HUB
 from sluice.types import RunState
+
+NOTICE_SECONDS = 3.0
+"""After so long a person wonders."""
 
 RunFile = Annotated[
     Path, typer.Argument(metavar="RUN_FILE", help="The run file, e.g. configs/tiny.toml.", show_default=False)
@@ -72,11 +79,23 @@ async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool, r
     A run that `--resume auto` finds finished needs neither.
     """
     async with connect(at) as client:
-        run = await create(client, spec, key, resume)
+        with _saying_what_takes_long():
+            run = await create(client, spec, key, resume)
         print(told(run), flush=True)
         if detach or (resume == AUTO and run.state is RunState.SUCCEEDED):
             return 0
         return await follow_to_end(client, run.id, spec.trainer.total_steps)
+
+
+@contextmanager
+def _saying_what_takes_long() -> Iterator[None]:
+    """Until a run is created there is no status that could show it."""
+    what = "the coordinator is loading the data and checking its ground truths; large files take a minute"
+    notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, lambda: print(what, file=sys.stderr, flush=True))
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 def show(spec: RunSpec, gpus: int, architecture: Path | None) -> None:

@@ -57,6 +57,15 @@ def test_submitting_twice_with_one_key_gives_one_run(server: ThreadServer, capsy
     assert len(runs) == 1
 
 
+def test_whoever_waits_for_a_run_to_be_created_is_told_what_takes_so_long(
+    server: ThreadServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, told in ((30.0, False), (0.0, True)):
+        monkeypatch.setattr("sluice.cli.submit.NOTICE_SECONDS", seconds)
+        assert main(["run", "configs/tiny.toml", "--detach", "--at", server.url]) == 0
+        assert ("is loading the data" in capsys.readouterr().err) == told
+
+
 def test_runs_can_be_read_by_programs(server: ThreadServer, capsys: pytest.CaptureFixture[str]) -> None:
     run_id = submit(server, capsys, "--set", "trainer.total_steps=7")
     assert main(["runs", "--json", "--at", server.url]) == 0
