@@ -21,7 +21,8 @@ from sluice.transport.nats import Bus
 from sluice.transport.queues import PARALLEL_FETCHES, Stored, fetch_rollouts, store_rollouts
 from sluice.types import Rollout
 from sluice.wire import subjects
-from sluice.wire.codec import content_hash, decode_rollout, encode_rollout
+from sluice.wire.codec import decode_rollout, encode_rollout
+from sluice.wire.payload import content_hash
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -87,7 +88,7 @@ def sluice(bus: Bus, server: int, rollouts: Sequence[Rollout]) -> Side:
             return await in_groups(named, lambda group: store_rollouts(bus, group))
 
         async def fetch(stored: Sequence[Stored]) -> None:
-            fetched = await fetch_rollouts(bus, [(s.sequences, s.content_hash) for s in stored])
+            fetched = await fetch_rollouts(bus, stored)
             assert [(r.n, r.i) for r in fetched] == [(r.n, r.i) for r in named]
 
         measured = await timed(server, len(named), store, fetch)

@@ -96,7 +96,7 @@ class SimulatedTrainer:
     async def _fetch(self, batch: Batch) -> None:
         """Every rollout of the batch, by sequence, with the hash that its group names."""
         named = [(group, i, summary) for group in batch.groups for i, summary in enumerate(group.rollouts)]
-        found = await fetch_rollouts(self._bus, [(s.sequences, s.content_hash) for _, _, s in named])
+        found = await fetch_rollouts(self._bus, [summary for _, _, summary in named])
         for (group, i, summary), rollout in zip(named, found, strict=True):
             wanted = (group.n, group.attempt, i, summary.length)
             if (rollout.n, rollout.attempt, rollout.i, len(rollout.token_ids)) != wanted:

@@ -77,7 +77,7 @@ class GroupReader:
         if source is None:
             return None
         try:
-            (rollout,) = await fetch_rollouts(self._bus, [(summary.sequences, summary.content_hash)])
+            (rollout,) = await fetch_rollouts(self._bus, [summary])
         except WireError:
             return None
         return source.text(rollout.token_ids)

@@ -7,7 +7,7 @@ from typing import Self
 
 from sluice.config import FilterConfig, RunSpec
 from sluice.types import Origin
-from sluice.wire.codec import MAX_PART_BYTES
+from sluice.wire.payload import MAX_MESSAGE_BYTES
 
 BYTES_PER_TOKEN = 7
 """Of a stored rollout: a token id of three bytes (the plane of fourth bytes compresses away), a float32 log-prob."""
@@ -15,7 +15,7 @@ BYTES_PER_ROLLOUT = 256
 """Of a stored rollout beside its tokens: names, spans, headers."""
 
 BATCH_BYTES_PER_ROLLOUT = 100
-"""Of a rollout in a BATCH record: its hash, outcomes, length and versions; 89 with small numbers."""
+"""Of a rollout in a BATCH record: its hash, outcomes, length, versions and place in its message; 93 with large numbers."""
 BATCH_BYTES_PER_PART = 6
 BATCH_BYTES_PER_GROUP = 42
 BATCH_BYTES_PER_LIVE_GROUP = 40
@@ -84,7 +84,7 @@ def rollouts_room(spec: RunSpec) -> int:
 def batch_room(spec: RunSpec) -> int:
     """Bytes that a BATCH record may come to: it is one message, however many groups a training step has."""
     tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
-    parts = -(-tokens * BYTES_PER_TOKEN // MAX_PART_BYTES)
+    parts = -(-tokens * BYTES_PER_TOKEN // MAX_MESSAGE_BYTES)
     rollouts = spec.rollout.group_size * (BATCH_BYTES_PER_ROLLOUT + parts * BATCH_BYTES_PER_PART)
     live = spec.asynchrony.max_staleness * BATCH_BYTES_PER_LIVE_GROUP
     dropped = DROPS_PER_GROUP * BATCH_BYTES_PER_DROP

@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from services.rollout import metrics
@@ -149,7 +149,7 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
         with metrics.waiting(bench.run.id, "store"):
             stored = await store_rollouts(bench.run.bus, rollouts)
         pairs = zip(summaries, stored, strict=True)
-        summaries = tuple(replace(s, sequences=at.sequences, content_hash=at.content_hash) for s, at in pairs)
+        summaries = tuple(replace(s, **asdict(at)) for s, at in pairs)
     return Group(
         run_id=prompt.run_id,
         n=prompt.n,

@@ -59,8 +59,7 @@ class Fetcher:
         return share
 
     def _rollouts(self, groups: Sequence[BatchGroup]) -> dict[int, list[Rollout]]:
-        wanted = [(r.sequences, r.content_hash) for g in groups for r in g.rollouts]
-        fetching = fetch_rollouts(self._bus, wanted)
+        fetching = fetch_rollouts(self._bus, [summary for g in groups for summary in g.rollouts])
         seconds = self._spec.deadlines.no_progress_seconds
         found = iter(self._nats.call(fetching, "rollouts", seconds, knob="deadlines.no_progress_seconds"))
         return {g.n: [next(found) for _ in g.rollouts] for g in groups}

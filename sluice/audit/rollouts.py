@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import zstandard
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from sluice.audit.findings import Fault, Finding
@@ -40,9 +41,23 @@ class _Expected:
     def name(self) -> str:
         return f"rollout {self.i} of group {self.group.n}{self.group.where}"
 
+    @property
+    def payload(self) -> bytes:
+        """Once all parts are there: the bytes that the summary names, in the only message or in all of them."""
+        whole = b"".join(self.parts[sequence] for sequence in self.summary.sequences)
+        start, nbytes = self.summary.offset, self.summary.nbytes
+        return whole[start : start + nbytes] if nbytes else whole
+
+    def is_apart_from(self, other: _Expected) -> bool:
+        """Whether two that name the same message may: rollouts of one group, in stretches of it that do not meet."""
+        if self.group is not other.group:
+            return False
+        first, second = sorted((self.summary, other.summary), key=lambda summary: summary.offset)
+        return 0 < first.nbytes <= second.offset - first.offset and second.nbytes > 0
+
 
 class RolloutCheck:
-    """Takes the messages of ROLLOUTS one by one in sequence order, holds none but the parts of the rollout at hand."""
+    """Takes the messages of ROLLOUTS one by one in sequence order, holds none but those of the rollout at hand."""
 
     def __init__(self, run_id: str, groups: Iterable[Scored], purged: int) -> None:
         self.findings: list[Finding] = []
@@ -50,11 +65,11 @@ class RolloutCheck:
         self.purged = 0
         """Rollouts of batches that are gone because a checkpoint covers them."""
         self.orphans = 0
-        """Stored rollouts that no group names: of attempts that died or lost, or of dropped groups."""
+        """Messages that no group names: of attempts that died or lost, or of dropped groups."""
         self.attempts: defaultdict[int, set[str]] = defaultdict(set)
         """Issue number -> attempts that have a rollout in the stream."""
         self._run_id, self._purged_to = run_id, purged
-        self._expected: dict[int, _Expected] = {}
+        self._expected: defaultdict[int, list[_Expected]] = defaultdict(list)
         for group in groups:
             for i, summary in enumerate(group.rollouts):
                 self._expect(_Expected(group, i), summary)
@@ -63,30 +78,33 @@ class RolloutCheck:
         if not summary.sequences or not summary.content_hash:
             self.findings.append(Finding(Fault.ROLLOUT_MISSING, f"{expected.name} was never stored"))
         for sequence in summary.sequences:
-            other = self._expected.setdefault(sequence, expected)
-            if other is not expected:
-                detail = f"{expected.name} and {other.name} name the same ROLLOUTS sequence {sequence}"
+            others = self._expected[sequence]
+            if other := next((other for other in others if not expected.is_apart_from(other)), None):
+                detail = f"{expected.name} and {other.name} name the same bytes of ROLLOUTS sequence {sequence}"
                 self.findings.append(Finding(Fault.ROLLOUT_SWAPPED, detail))
+            others.append(expected)
 
     def take(self, sequence: int, payload: bytes) -> None:
         """Look at the next stored message."""
-        expected = self._expected.pop(sequence, None)
-        if expected is None:
+        named = self._expected.pop(sequence, None)
+        if named is None:
             self._take_orphan(payload)
             return
-        expected.parts[sequence] = payload
-        if len(expected.parts) == len(expected.summary.sequences):
-            self._verify(expected, b"".join(expected.parts[s] for s in expected.summary.sequences))
-            expected.parts.clear()
+        for expected in named:
+            expected.parts[sequence] = payload
+            if len(expected.parts) == len(expected.summary.sequences):
+                self._verify(expected, expected.payload)
+                expected.parts.clear()
 
     def finish(self) -> list[Finding]:
         """What never came, and everything found before."""
-        for sequence, expected in self._expected.items():
-            if sequence > self._purged_to:
+        for sequence, named in self._expected.items():
+            if sequence <= self._purged_to:
+                self.purged += sum(expected.summary.sequences[0] == sequence for expected in named)
+                continue
+            for expected in named:
                 detail = f"{expected.name}: ROLLOUTS sequence {sequence} is gone, nothing may purge it yet"
                 self.findings.append(Finding(Fault.ROLLOUT_MISSING, detail))
-            else:
-                self.purged += 1
         return self.findings
 
     def _take_orphan(self, payload: bytes) -> None:
@@ -114,13 +132,14 @@ class RolloutCheck:
             self.findings.append(Finding(Fault.ROLLOUT_DIFFERS, f"{expected.name}: {what}"))
 
 
-def _hashes(payload: bytes) -> tuple[bytes, bytes]:
-    """What a group may name these bytes by: SHA-256 cut to 128 bits, or BLAKE2b-128 as older releases did."""
-    return hashlib.sha256(payload).digest()[:16], hashlib.blake2b(payload, digest_size=16).digest()
+def _hashes(payload: bytes) -> tuple[bytes, bytes, bytes]:
+    """What a group may name these bytes by: 128 bits of BLAKE3, or of SHA-256 or BLAKE2b as older releases did."""
+    older = hashlib.sha256(payload).digest()[:16], hashlib.blake2b(payload, digest_size=16).digest()
+    return blake3(payload).digest(16), *older
 
 
 def _decode(payload: bytes) -> Rollout | None:
-    """The rollout, or None for what is none: damaged bytes, or one part of several."""
+    """The first rollout, or None for what is none: damaged bytes, or a later part of several."""
     rollout = Rollout()
     try:
         if zstandard.frame_content_size(payload) > MAX_BYTES:

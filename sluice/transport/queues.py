@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import nats
 from nats.aio.msg import Msg
@@ -23,16 +22,14 @@ from sluice.transport.nats import RETRYABLE, Bus
 from sluice.types import Group, Prompt, Rollout
 from sluice.wire import subjects
 from sluice.wire.codec import (
-    content_hash,
     decode_group,
     decode_prompt,
     decode_rollout,
     encode_group,
     encode_prompt,
     encode_rollout,
-    has_content_hash,
-    split_payload,
 )
+from sluice.wire.payload import Slot, content_hash, has_content_hash, pack, unpack
 
 T = TypeVar("T")
 ACK_WAIT_SECONDS = 10.0
@@ -40,16 +37,31 @@ ACK_WAIT_SECONDS = 10.0
 PARALLEL_FETCHES = 64
 TOGETHER = 16
 """Rollouts that are decoded in one go, beside the fetching of the others."""
-ASIDE_BYTES = 1 << 16
-"""From here on encoding and decoding take longer than going to another thread, and would hold up the event loop."""
+ASIDE_BYTES = 4 << 20
+"""From here on encoding and decoding would hold up the event loop, for 3 ms; less is not worth another thread."""
+
+
+class Named(Protocol):
+    """A rollout as its group names it: a RolloutSummary, or what `store_rollouts` returned."""
+
+    @property
+    def sequences(self) -> Sequence[int]: ...
+    @property
+    def content_hash(self) -> bytes: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a rollout was stored: what its group's metadata names."""
+    """Where a rollout was stored, and the hash of its bytes: what its group's metadata names."""
 
     sequences: tuple[int, ...]
     content_hash: bytes
+    offset: int
+    nbytes: int
 
 
 class Delivery:
@@ -158,26 +170,25 @@ def _offer(prompt: Prompt) -> Message:
 
 
 async def store_rollouts(bus: Bus, rollouts: Sequence[Rollout]) -> list[Stored]:
-    """Store the rollouts of an attempt, each in parts of at most 1 MiB; returns what their group names, in order."""
+    """Store the rollouts of an attempt in as few messages as they fit; returns what their group names, in order."""
 
-    def encode() -> list[tuple[bytes, bytes]]:
-        return [(payload, content_hash(payload)) for payload in map(encode_rollout, rollouts)]
+    def encode() -> tuple[list[bytes], list[Slot], list[bytes]]:
+        payloads = [encode_rollout(rollout) for rollout in rollouts]
+        return *pack(payloads), [content_hash(payload) for payload in payloads]
 
     numbers = sum(len(r.token_ids) + len(r.logprobs) + len(r.prompt_token_ids) for r in rollouts)
-    encoded = await _aside(encode, WIDTH * numbers)
-    parts = [_parts(rollout, payload) for rollout, (payload, _) in zip(rollouts, encoded, strict=True)]
-    sequences = iter(await bus.publish_all([part for of_one in parts for part in of_one]))
+    payloads, slots, hashes = await _aside(encode, WIDTH * numbers)
+    sequences = await bus.publish_all(_messages(rollouts[0], payloads) if payloads else [])
     return [
-        Stored(tuple(itertools.islice(sequences, len(of_one))), digest)
-        for of_one, (_, digest) in zip(parts, encoded, strict=True)
+        Stored(tuple(sequences[at] for at in slot.messages), digest, slot.offset, slot.nbytes)
+        for slot, digest in zip(slots, hashes, strict=True)
     ]
 
 
-def _parts(rollout: Rollout, payload: bytes) -> list[Message]:
-    """The messages in which a rollout is stored."""
-    subject = subjects.rollouts(rollout.run_id)
-    name = f"{rollout.run_id}/{rollout.n}/{rollout.attempt}/{rollout.i}"
-    return [Message(subject, part, {"Nats-Msg-Id": f"{name}/{p}"}) for p, part in enumerate(split_payload(payload))]
+def _messages(first: Rollout, payloads: Sequence[bytes]) -> list[Message]:
+    """The messages of the attempt whose first rollout this is."""
+    subject, name = subjects.rollouts(first.run_id), f"{first.run_id}/{first.n}/{first.attempt}/{first.i}"
+    return [Message(subject, payload, {"Nats-Msg-Id": f"{name}/{at}"}) for at, payload in enumerate(payloads)]
 
 
 async def _aside(work: Callable[[], T], nbytes: int) -> T:
@@ -198,35 +209,30 @@ async def store_group(bus: Bus, group: Group) -> bool:
     return True
 
 
-Wanted = tuple[Sequence[int], bytes]
-"""A rollout as its group names it: ROLLOUTS sequences of its parts, and its content hash."""
-
-
-async def fetch_rollouts(bus: Bus, wanted: Sequence[Wanted]) -> list[Rollout]:
+async def fetch_rollouts(bus: Bus, wanted: Sequence[Named]) -> list[Rollout]:
     """Rollouts by the sequences and content hashes that their groups name, in the order asked for.
 
     Raises:
-        WireError: a part is gone, or the bytes are not those that the group was scored on.
+        WireError: a message is gone, or the bytes are not those that the group was scored on.
     """
     room = asyncio.Semaphore(PARALLEL_FETCHES // TOGETHER)
 
-    async def some(part: Sequence[Wanted]) -> list[Rollout]:
+    async def some(part: Sequence[Named]) -> list[Rollout]:
         async with room:
-            found = await bus.fetch_all(subjects.ROLLOUTS, [s for sequences, _ in part for s in sequences])
-        return await _aside(lambda: [_verified(found, wanted) for wanted in part], sum(map(len, found.values())))
+            found = await bus.fetch_all(subjects.ROLLOUTS, sorted({s for named in part for s in named.sequences}))
+        return await _aside(lambda: [_verified(found, named) for named in part], sum(map(len, found.values())))
 
     parts = await asyncio.gather(*(some(wanted[at : at + TOGETHER]) for at in range(0, len(wanted), TOGETHER)))
     return [rollout for part in parts for rollout in part]
 
 
-def _verified(messages: Mapping[int, bytes], wanted: Wanted) -> Rollout:
-    sequences, named = wanted
-    if gone := [sequence for sequence in sequences if sequence not in messages]:
+def _verified(messages: Mapping[int, bytes], named: Named) -> Rollout:
+    if gone := [sequence for sequence in named.sequences if sequence not in messages]:
         raise WireError(f"ROLLOUTS has no message at sequence {gone[0]}: purged, or never stored")
-    payload = b"".join([messages[sequence] for sequence in sequences])
-    if not has_content_hash(payload, named):
-        found = content_hash(payload).hex()
-        raise WireError(f"rollout at {list(sequences)} has content hash {found}, its group names {named.hex()}")
+    payload = unpack([messages[sequence] for sequence in named.sequences], named.offset, named.nbytes)
+    if not has_content_hash(payload, named.content_hash):
+        found, where = content_hash(payload).hex(), f"{list(named.sequences)}, byte {named.offset},"
+        raise WireError(f"rollout at {where} has content hash {found}, its group names {named.content_hash.hex()}")
     return decode_rollout(payload)
 
 

@@ -158,9 +158,9 @@ class RolloutSummary:
     """A rollout as its group's metadata names it. `sequences` and `content_hash` are empty when it was not stored."""
 
     sequences: tuple[int, ...]
-    """ROLLOUTS stream sequences of its parts, in order."""
+    """Of the ROLLOUTS messages that hold it, in order."""
     content_hash: bytes
-    """SHA-256 of the stored payload, cut to 128 bits; groups of older releases have BLAKE2b-128."""
+    """128 bits of its payload's BLAKE3; groups of older releases have SHA-256 or BLAKE2b."""
     verdict: VerdictKind
     acc: float
     score: float
@@ -173,6 +173,10 @@ class RolloutSummary:
     newest_version: PolicyVersion
     spans: tuple[VersionSpan, ...] = ()
     """In a group's metadata, if its tokens are of several versions; else its one version is both of the above."""
+    offset: int = 0
+    """Where its payload begins in its message, in bytes; neighbours of the same attempt share one."""
+    nbytes: int = 0
+    """Length of its payload; 0 in groups of older releases, whose rollouts had messages of their own."""
 
     @property
     def reward(self) -> float:

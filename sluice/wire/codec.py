@@ -6,12 +6,9 @@ breaks the contract (wrong lengths, missing parts, unknown names) is a WireError
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Iterable
 from typing import TypeVar
 
-import zstandard
 from google.protobuf.message import DecodeError, Message
 
 from sluice.errors import WireError
@@ -29,41 +26,15 @@ from sluice.types import (
     VersionSpan,
     spans_cover,
 )
+from sluice.wire.payload import Bytes, compress, decompress
 from sluice.wire.v1 import rollouts_pb2 as pb
 
 FORMAT = 1
 ROLLOUT_FORMAT = 2
 """Format 1 had its numbers in repeated fields, which cost more than all the rest of a rollout's way; still read."""
-ZSTD_LEVEL = -1
-"""Log-probs hardly compress and planes of token ids do at any level: a higher one saves 5 % for twice the time."""
-MAX_PART_BYTES = (1 << 20) - 4096
-"""Rollouts are split at 1 MiB, headers included: bigger messages are slower per byte, and over the server's default."""
-HASH_BYTES = 16
-MAX_ROLLOUT_BYTES = 1 << 28
-"""Largest rollout after decompression; a bomb is refused before it is unpacked."""
-
+GROUP_FORMAT = 2
+"""Of groups whose rollouts share messages; in format 1 each has messages of its own."""
 M = TypeVar("M", bound=Message)
-
-
-class _Contexts(threading.local):
-    """zstd's working memory, one of each kind a thread: making it takes as long as a short rollout."""
-
-    def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_CONTEXTS = _Contexts()
-
-
-def content_hash(payload: bytes) -> bytes:
-    """SHA-256 of the stored bytes, cut to 128 bits: what a group names and a trainer verifies."""
-    return hashlib.sha256(payload).digest()[:HASH_BYTES]
-
-
-def has_content_hash(payload: bytes, named: bytes) -> bool:
-    """Whether these are the bytes that a group names; older groups name BLAKE2b-128."""
-    return content_hash(payload) == named or hashlib.blake2b(payload, digest_size=HASH_BYTES).digest() == named
 
 
 def parse(kind: type[M], payload: bytes, newest: int = FORMAT) -> M:
@@ -147,10 +118,10 @@ def encode_rollout(rollout: Rollout) -> bytes:
         finish_reason=rollout.finish_reason,
         spans=[_span(s) for s in rollout.spans],
     )
-    return _CONTEXTS.compressor.compress(message.SerializeToString())
+    return compress(message.SerializeToString())
 
 
-def decode_rollout(payload: bytes) -> Rollout:
+def decode_rollout(payload: Bytes) -> Rollout:
     """Raises: WireError: not a rollout, lengths that disagree, or spans that do not cover its tokens."""
     m = parse(pb.Rollout, decompress(payload, "rollout"), ROLLOUT_FORMAT)
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
@@ -173,17 +144,6 @@ def decode_rollout(payload: bytes) -> Rollout:
         )
     except ValueError as error:
         raise WireError(f"{name}: {error}") from None
-
-
-def decompress(payload: bytes, what: str) -> bytes:
-    """Undo zstd. Raises: WireError: `what` is damaged, or would be over MAX_ROLLOUT_BYTES."""
-    try:
-        # A frame that states its size is unpacked to that size whatever limit the call names.
-        if zstandard.frame_content_size(payload) > MAX_ROLLOUT_BYTES:
-            raise WireError(f"{what} of {len(payload)} bytes unpacks to more than {MAX_ROLLOUT_BYTES} bytes")
-        return _CONTEXTS.decompressor.decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
-    except zstandard.ZstdError as error:
-        raise WireError(f"{what} of {len(payload)} bytes cannot be decompressed: {error}") from None
 
 
 def _numbers(m: pb.Rollout) -> tuple[TokenIds, TokenIds, LogProbs]:
@@ -211,14 +171,9 @@ def _from_planes(planes: bytes) -> TokenIds:
     return TokenIds.of_block(bytes(block))
 
 
-def split_payload(payload: bytes) -> list[bytes]:
-    """The parts in which a rollout's payload is stored; at least one."""
-    return [payload[i : i + MAX_PART_BYTES] for i in range(0, len(payload), MAX_PART_BYTES)]
-
-
 def encode_group(group: Group) -> bytes:
     message = pb.Group(
-        format=FORMAT,
+        format=GROUP_FORMAT if any(r.nbytes for r in group.rollouts) else FORMAT,
         run_id=group.run_id,
         n=group.n,
         attempt=group.attempt,
@@ -237,7 +192,7 @@ def encode_group(group: Group) -> bytes:
 
 def decode_group(payload: bytes) -> Group:
     """Raises: WireError."""
-    m = parse(pb.Group, payload)
+    m = parse(pb.Group, payload, GROUP_FORMAT)
     try:
         return Group(
             run_id=m.run_id,
@@ -270,6 +225,8 @@ def summary_to_wire(summary: RolloutSummary) -> pb.RolloutSummary:
         oldest_version=version_to_wire(summary.oldest_version),
         newest_version=version_to_wire(summary.newest_version),
         spans=[_span(s) for s in summary.spans],
+        offset=summary.offset,
+        nbytes=summary.nbytes,
     )
 
 
@@ -287,6 +244,8 @@ def summary_from_wire(m: pb.RolloutSummary) -> RolloutSummary:
         oldest_version=version_from_wire(m.oldest_version),
         newest_version=version_from_wire(m.newest_version),
         spans=_spans_from(m.spans),
+        offset=m.offset,
+        nbytes=m.nbytes,
     )
 
 

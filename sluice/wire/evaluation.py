@@ -19,14 +19,13 @@ from sluice.types import (
 )
 from sluice.wire.codec import (
     FORMAT,
-    MAX_PART_BYTES,
     decode_prompt,
-    decompress,
     encode_prompt,
     parse,
     version_from_wire,
     version_to_wire,
 )
+from sluice.wire.payload import MAX_MESSAGE_BYTES, decompress
 from sluice.wire.v1 import evaluation_pb2 as pb
 from sluice.wire.v1 import rollouts_pb2
 
@@ -55,7 +54,7 @@ def decode_evaluation_prompt(payload: bytes) -> EvaluationPrompt:
 def encode_evaluation_group(group: EvaluationGroup) -> bytes:
     """Protobuf, then zstd. A group that would not fit into one message goes without its texts: verdicts count."""
     whole = _compressed(_group(group))
-    if len(whole) <= MAX_PART_BYTES:
+    if len(whole) <= MAX_MESSAGE_BYTES:
         return whole
     message = _group(group)
     for response in message.responses:

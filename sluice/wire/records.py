@@ -27,13 +27,14 @@ from sluice.types import (
 from sluice.wire.codec import FORMAT, parse, summary_from_wire, summary_to_wire, version_from_wire, version_to_wire
 from sluice.wire.v1 import ledger_pb2 as pb
 
-LEDGER_FORMAT = 2
-"""Of records in which draws are skipped, or a run starts from a checkpoint: a program that knew no such thing would
-issue other prompts after them, or train another policy."""
+SHARED_MESSAGES, SKIPS_AND_ORIGINS = 3, 2
+LEDGER_FORMAT = max(SHARED_MESSAGES, SKIPS_AND_ORIGINS)
+"""Format 3 is that of batches whose rollouts share messages; format 2 of records in which draws are skipped, or a run
+starts from a checkpoint. A program that knew no such thing would train, or issue, something else."""
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:
-    message = pb.LedgerRecord(format=LEDGER_FORMAT if _needs_format_2(record) else FORMAT)
+    message = pb.LedgerRecord(format=_format_of(record))
     match record:
         case RunCreated():
             message.run_created.CopyFrom(_created(record))
@@ -105,10 +106,15 @@ def decode_trainer(payload: bytes) -> TrainerRecord:
     raise WireError("trainer record of a kind this program does not know")
 
 
-def _needs_format_2(record: LedgerRecord) -> bool:
-    if isinstance(record, RunCreated):
-        return record.origin is not None
-    return isinstance(record, Issue | Batch) and bool(record.skipped)
+def _format_of(record: LedgerRecord) -> int:
+    """The oldest format that says all that the record says."""
+    match record:
+        case Batch(groups=groups) if any(rollout.nbytes for group in groups for rollout in group.rollouts):
+            return SHARED_MESSAGES
+        case RunCreated(origin=Origin()) | Issue(skipped=(_, *_)) | Batch(skipped=(_, *_)):
+            return SKIPS_AND_ORIGINS
+        case _:
+            return FORMAT
 
 
 def _created(record: RunCreated) -> pb.RunCreated:

@@ -19,9 +19,10 @@ from sluice.types import (
 from tests.audit.world import World, advance, make_spec
 
 
-def played(**sections: dict[str, object]) -> World:
+def played(packed: bool = False, **sections: dict[str, object]) -> World:
     """An ended run of four batches whose streams were never purged."""
-    return World("run-a", make_spec(**({"checkpoint": {"interval": 4}} | sections)), random.Random(1)).play()
+    spec = make_spec(**({"checkpoint": {"interval": 4}} | sections))
+    return World("run-a", spec, random.Random(1), packed=packed).play()
 
 
 async def audited(bus: Bus, world: World) -> AuditReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,10 @@ from sluice.types import (
     DropReason,
     FinishReason,
     PolicyVersion,
+    RolloutSummary,
 )
-from sluice.wire.codec import content_hash, decode_rollout, encode_rollout
+from sluice.wire.codec import decode_rollout, encode_rollout
+from sluice.wire.payload import content_hash
 from tests.audit.planting import audited, edit_batch, edit_group, edit_rollout, kinds, played, rechain
 from tests.audit.world import World, make_spec
 
@@ -110,6 +113,40 @@ async def test_one_stored_rollout_named_by_two_groups_is_found(bus: Bus) -> None
     first = world.batches[1].groups[0].rollouts[0]
     edit_group(world, 1, 1, lambda g: replace(g, rollouts=(first, *g.rollouts[1:])))
     assert Fault.ROLLOUT_SWAPPED in kinds(await audited(bus, world))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mine, other: replace(mine, offset=other.offset),
+        lambda mine, other: replace(mine, nbytes=0),
+        lambda mine, other: replace(mine, nbytes=mine.nbytes + 1),
+        lambda mine, other: replace(mine, offset=mine.offset + 1, nbytes=mine.nbytes - 1),
+        lambda mine, other: other,
+    ],
+)
+async def test_a_rollout_that_names_bytes_of_its_message_which_are_not_its_own_is_found(
+    bus: Bus, change: Callable[[RolloutSummary, RolloutSummary], RolloutSummary]
+) -> None:
+    world = played(packed=True)
+
+    def misplace(group: BatchGroup) -> BatchGroup:
+        mine, other = group.rollouts
+        assert mine.sequences == other.sequences, "neighbours share a message"
+        return replace(group, rollouts=(change(mine, other), other))
+
+    edit_group(world, 1, 0, misplace)
+    assert Fault.ROLLOUT_SWAPPED in kinds(await audited(bus, world))
+
+
+async def test_two_groups_that_name_the_same_message_are_found_though_they_name_other_bytes_of_it(bus: Bus) -> None:
+    world = played(packed=True)
+    first, second = world.batches[1].groups[:2]
+    edit_group(world, 1, 0, lambda g: replace(g, rollouts=(first.rollouts[0], second.rollouts[0])))
+    edit_group(world, 1, 1, lambda g: replace(g, rollouts=(first.rollouts[1], second.rollouts[1])))
+    report = await audited(bus, world)
+    assert Fault.ROLLOUT_SWAPPED in kinds(report)
+    assert any("name the same bytes of ROLLOUTS sequence" in finding.detail for finding in report.findings)
 
 
 async def test_rewards_changed_in_the_ledger_after_the_group_was_stored_are_found(bus: Bus) -> None:

@@ -48,7 +48,9 @@ async def play_and_audit(
     bus = await Bus.connect(url, "test", deadline_seconds=10)
     await bus.ensure_streams()
     ends = [(await bus.js.stream_info(stream)).state.last_seq for stream in (subjects.GROUPS, subjects.ROLLOUTS)]
-    world = World(f"run-{next(RUNS)}", make_spec(**spec), random.Random(seed), ends[0] + 1, ends[1] + 1)
+    world = World(
+        f"run-{next(RUNS)}", make_spec(**spec), random.Random(seed), ends[0] + 1, ends[1] + 1, packed=seed % 2 == 0
+    )
     for _ in range(crashes):
         world.play(steps=min(world.steps + world.random.randint(0, 2), world.spec.trainer.total_steps))
         world.random.choice([world.take_over, world.restart_trainer])()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,7 +43,8 @@ from sluice.types import (
     VersionSpan,
 )
 from sluice.wire import subjects
-from sluice.wire.codec import content_hash, encode_group, encode_prompt, encode_rollout
+from sluice.wire.codec import encode_group, encode_prompt, encode_rollout
+from sluice.wire.payload import content_hash, pack
 from sluice.wire.records import encode_ledger, encode_trainer
 
 
@@ -69,6 +71,8 @@ class World:
     random: random.Random = field(default_factory=lambda: random.Random(0))
     first_group: int = 1
     first_rollout: int = 1
+    packed: bool = False
+    """Whether the rollouts of an attempt share a message, as workers store them; in older releases each had its own."""
 
     def __post_init__(self) -> None:
         self.queue = FilterQueue(QueueRules.of(self.spec, 1000))
@@ -142,7 +146,10 @@ class World:
         self.commit(self.make_group(n, f"attempt-{n}", correct or drawn))
 
     def make_group(self, n: int, attempt: str, correct: list[bool]) -> Group:
-        rollouts = tuple(self.store_scored(n, attempt, i, ok, len(set(correct)) == 1) for i, ok in enumerate(correct))
+        skip = len(set(correct)) == 1
+        rollouts = tuple(self.store_scored(n, attempt, i, ok, skip) for i, ok in enumerate(correct))
+        if self.packed and not skip:
+            rollouts = self.pack(rollouts)
         version = self.issue_version(n)
         return Group(self.run_id, n, attempt, GroupStatus.SCORED, rollouts, "worker", "engine", version, 1.0, 0.1)
 
@@ -163,6 +170,15 @@ class World:
             newest_version=max(versions),
         )
 
+    def pack(self, apart: Sequence[RolloutSummary]) -> tuple[RolloutSummary, ...]:
+        """Rollouts that were just stored in messages of their own, put into one."""
+        payloads = [self.rollouts.pop(summary.sequences[0]) for summary in apart]
+        (message,), slots = pack(payloads)
+        self.next_rollout -= len(apart)
+        stored = self.store_payload(message)
+        pairs = zip(apart, slots, strict=True)
+        return tuple(replace(s, sequences=(stored,), offset=at.offset, nbytes=at.nbytes) for s, at in pairs)
+
     def make_rollout(self, n: int, attempt: str, i: int) -> Rollout:
         """Random tokens, the first half of the version at issue or later, the rest of the newest one."""
         length = self.random.randint(2, 8)
@@ -175,7 +191,10 @@ class World:
         return Rollout(self.run_id, n, attempt, i, TokenIds((1, 2, 3)), tokens, logprobs, FinishReason.STOP, spans)
 
     def store_rollout(self, rollout: Rollout) -> int:
-        self.rollouts[self.next_rollout] = encode_rollout(rollout)
+        return self.store_payload(encode_rollout(rollout))
+
+    def store_payload(self, payload: bytes) -> int:
+        self.rollouts[self.next_rollout] = payload
         self.next_rollout += 1
         return self.next_rollout - 1
 

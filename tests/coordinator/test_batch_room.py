@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def largest_batch(run: RunSpec) -> Batch:
     rollout = RolloutSummary(
         (10**12,), bytes(16), VerdictKind.SCORED, 1.0, 1.0, -0.5, 40_000, FinishReason.LENGTH, LATE, LATE
     )
+    rollout = replace(rollout, offset=10**6, nbytes=10**6)
     size, first = run.trainer.prompts_per_step, 10**10
     return Batch(
         k=200_000,

@@ -75,7 +75,7 @@ async def test_the_plain_reference_fed_the_recorded_batches_agrees_with_the_whol
     assert len(batches) == len(steps) == STEPS
     for batch, step in zip(batches, steps, strict=True):
         assert step.training is not None and step.training.loss is not None and step.training.lr is not None
-        wanted = {g.n: [(r.sequences, r.content_hash) for r in g.rollouts] for g in batch.groups}
+        wanted = {g.n: g.rollouts for g in batch.groups}
         rollouts = {n: await fetch_rollouts(bus, of_group) for n, of_group in wanted.items()}
         updates = reference.step(batch, rollouts, step.training.lr)
         assert len(updates) == 2

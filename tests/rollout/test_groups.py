@@ -28,7 +28,7 @@ async def test_a_prompt_becomes_a_group_whose_rollouts_are_stored_under_the_hash
         "w1",
         engine.url,
     )
-    rollouts = await fetch_rollouts(stage.bus, [(s.sequences, s.content_hash) for s in group.rollouts])
+    rollouts = await fetch_rollouts(stage.bus, group.rollouts)
     for i, (summary, rollout) in enumerate(zip(group.rollouts, rollouts, strict=True)):
         assert (rollout.n, rollout.attempt, rollout.i) == (0, group.attempt, i)
         assert tuple(rollout.prompt_token_ids) == stage.prompt(0).token_ids
@@ -131,7 +131,7 @@ async def test_two_workers_that_race_on_one_prompt_store_one_group(
     assert len(await stage.groups(5)) == 5
     assert {group.worker for group in groups.values()} <= {"w1", "w2"}
     for group in groups.values():
-        rollouts = await fetch_rollouts(stage.bus, [(s.sequences, s.content_hash) for s in group.rollouts])
+        rollouts = await fetch_rollouts(stage.bus, group.rollouts)
         assert {rollout.attempt for rollout in rollouts} == {group.attempt}
 
 

@@ -56,7 +56,7 @@ async def generating(engine: EngineServer) -> None:
 
 
 async def rollouts(stage: Stage, group: Group) -> list[Rollout]:
-    return await fetch_rollouts(stage.bus, [(s.sequences, s.content_hash) for s in group.rollouts])
+    return await fetch_rollouts(stage.bus, group.rollouts)
 
 
 async def test_weights_that_change_in_mid_group_leave_spans_of_two_versions_in_each_rollout(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from blake3 import blake3
 
 from services.trainer.config import TrainerSettings
 from services.trainer.process import run_rank
@@ -112,6 +113,6 @@ def chain_by_hand(script: Script, k: int) -> str:
         for group in batch.groups:
             digest.update(group.n.to_bytes(8, "big"))
             for rollout in script.rollouts[group.n]:
-                digest.update(hashlib.sha256(encode_rollout(rollout)).digest()[:16])
+                digest.update(blake3(encode_rollout(rollout)).digest(16))
         h = hashlib.blake2b(h + digest.digest(), digest_size=32).digest()
     return h.hex()

@@ -76,7 +76,7 @@ def make_rollouts(n: int, rng: random.Random, lengths: list[int] | None = None) 
     ]
 
 
-NOT_STORED = Stored((), b"")
+NOT_STORED = Stored((), b"", 0, 0)
 NO_FLOORS = Floors(0, 0)
 
 
@@ -94,6 +94,8 @@ def summarise(rollout: Rollout, acc: float, stored: Stored = NOT_STORED) -> Roll
         rollout.finish_reason,
         version,
         version,
+        offset=stored.offset,
+        nbytes=stored.nbytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -51,7 +52,7 @@ async def store(bus: Bus, one: Rollout) -> Stored:
 
 
 async def fetch(bus: Bus, stored: Stored) -> Rollout:
-    return (await fetch_rollouts(bus, [(stored.sequences, stored.content_hash)]))[0]
+    return (await fetch_rollouts(bus, [stored]))[0]
 
 
 def group(n: int, attempt: str) -> Group:
@@ -128,20 +129,36 @@ async def test_rollouts_of_two_attempts_never_answer_for_each_other(bus: Bus) ->
     mine, other = await store(bus, rollout(0, "a", 0)), await store(bus, rollout(0, "b", 0))
     assert mine.sequences != other.sequences
     with pytest.raises(WireError, match="content hash"):
-        await fetch(bus, Stored(other.sequences, mine.content_hash))
+        await fetch(bus, replace(mine, sequences=other.sequences))
 
 
 async def test_many_rollouts_come_back_in_the_order_asked_for(bus: Bus) -> None:
     stored = await store_rollouts(bus, [rollout(n, "a", 0, tokens=n) for n in range(20)])
-    wanted = [(s.sequences, s.content_hash) for s in reversed(stored)]
-    assert [r.n for r in await fetch_rollouts(bus, wanted)] == list(reversed(range(20)))
+    assert [r.n for r in await fetch_rollouts(bus, stored[::-1])] == list(reversed(range(20)))
 
 
 async def test_groups_of_long_rollouts_come_back_as_they_were(bus: Bus) -> None:
     # Long enough to be encoded and decoded beside the event loop.
     long = [rollout(0, "a", i, tokens=20_000 + i) for i in range(20)]
     stored = await store_rollouts(bus, long)
-    assert await fetch_rollouts(bus, [(s.sequences, s.content_hash) for s in stored]) == long
+    assert await fetch_rollouts(bus, stored) == long
+
+
+async def test_the_rollouts_of_an_attempt_share_a_message_and_each_comes_back_alone(bus: Bus) -> None:
+    rollouts = [rollout(0, "a", i, tokens=i) for i in range(8)]
+    stored = await store_rollouts(bus, rollouts)
+    assert len({s.sequences for s in stored}) == 1
+    assert [await fetch(bus, one) for one in stored] == rollouts
+    assert await store_rollouts(bus, rollouts) == stored, "stored again, they are what is there already"
+
+
+async def test_a_rollout_is_not_taken_for_its_neighbour(bus: Bus) -> None:
+    mine, other = await store_rollouts(bus, [rollout(0, "a", i) for i in range(2)])
+    for wrong in (replace(mine, offset=other.offset), replace(mine, nbytes=mine.nbytes - 1), replace(mine, nbytes=0)):
+        with pytest.raises(WireError, match="content hash"):
+            await fetch(bus, wrong)
+    with pytest.raises(WireError, match="lies at bytes"):
+        await fetch(bus, replace(other, nbytes=other.nbytes + 1))
 
 
 async def test_a_purged_rollout_is_named_as_gone(bus: Bus) -> None:

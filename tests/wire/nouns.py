@@ -105,6 +105,8 @@ summaries = st.builds(
     oldest_version=versions,
     newest_version=versions,
     spans=st.lists(st.builds(VersionSpan, versions, uint32, uint32), max_size=2).map(tuple),
+    offset=uint32,
+    nbytes=uint32,
 )
 groups = st.builds(
     Group,

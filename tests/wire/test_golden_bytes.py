@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,7 @@ V2, V3 = PolicyVersion(2, 1), PolicyVersion(3, 1)
 SUMMARY = RolloutSummary(
     (41, 42), bytes(range(16)), VerdictKind.SCORED, 1.0, 1.0, -0.25, 7, FinishReason.LENGTH, V2, V3
 )
+PACKED = replace(SUMMARY, sequences=(41,), offset=300, nbytes=70)
 BATCH = Batch(
     k=3,
     groups=(BatchGroup(9, "a1b2", 2, 17, (SUMMARY,)),),
@@ -112,6 +114,12 @@ SAMPLES: dict[str, Sample] = {
         decode_group,
         False,
     ),
+    "group_of_shared_messages": (
+        Group("run-1", 9, "a1b2", GroupStatus.SCORED, (PACKED,), "worker", "engine", 2, 1.5, 0.5, "7\n", "none"),
+        encode_group,
+        decode_group,
+        False,
+    ),
     "run_created": (RunCreated("run-1", '{"name":"x"}', "0123456789abcdef"), encode_ledger, decode_ledger, False),
     "run_forked": (
         RunCreated("run-2", "{}", "ef", "{}", Origin("run-1", Checkpoint(5, 1, "/c/5.1", "ef", "01"), (79, 300), 301)),
@@ -124,6 +132,12 @@ SAMPLES: dict[str, Sample] = {
     "issue_with_skips": (Issue(11, 2, 3, Floors(15, 40), (12, 300)), encode_ledger, decode_ledger, False),
     "drop": (Drop((4, 300), DropReason.STRAGGLER), encode_ledger, decode_ledger, False),
     "batch": (BATCH, encode_ledger, decode_ledger, False),
+    "batch_of_shared_messages": (
+        replace(BATCH, groups=(BatchGroup(9, "a1b2", 2, 17, (PACKED,)),)),
+        encode_ledger,
+        decode_ledger,
+        False,
+    ),
     "state_change": (StateChange(RunState.STOPPING, "done", '{"a":1}'), encode_ledger, decode_ledger, False),
     "lineage": (Lineage(2, "trainer-0", 5), encode_trainer, decode_trainer, False),
     "version": (Version(V3, "file:///w/v3.1", "ab", "cd"), encode_trainer, decode_trainer, False),
@@ -182,6 +196,12 @@ GOLDEN: dict[str, str] = {
         "5204080310013a06776f726b65724206656e67696e65480251000000000000f83f59000000000000e03f6202370a6a046e6f"
         "6e65"
     ),
+    "group_of_shared_messages": (
+        "0802120572756e2d3118092204613162322a0673636f72656432530a01291210000102030405060708090a0b0c0d0e0f1a06"
+        "73636f72656421000000000000f03f29000000000000f03f31000000000000d0bf380742066c656e6774684a040802100152"
+        "040803100160ac0268463a06776f726b65724206656e67696e65480251000000000000f83f59000000000000e03f6202370a"
+        "6a046e6f6e65"
+    ),
     "run_created": ("080112270a0572756e2d31120c7b226e616d65223a2278227d1a1030313233343536373839616263646566"),
     "run_forked": (
         "0802123a0a0572756e2d3212027b7d1a02656622027b7d2a250a0572756e2d311214080510011a062f632f352e31220265662a0230311a034fac0220ad02"
@@ -195,6 +215,13 @@ GOLDEN: dict[str, str] = {
         "72656421000000000000f03f29000000000000f03f31000000000000d0bf380742066c656e6774684a040802100152040803"
         "10011a0d080a1209616c6c5f77726f6e67200c2a0c080b100118032204080f10283204080f10283a17080c100a1a0d0a0961"
         "6c6c5f77726f6e671001200b280a421c0802100419000000000000f83f210000000000000040281c3001381c48035012"
+    ),
+    "batch_of_shared_messages": (
+        "080332c501080312610809120461316232180220112a530a01291210000102030405060708090a0b0c0d0e0f1a0673636f72"
+        "656421000000000000f03f29000000000000f03f31000000000000d0bf380742066c656e6774684a04080210015204080310"
+        "0160ac0268461a0d080a1209616c6c5f77726f6e67200c2a0c080b100118032204080f10283204080f10283a17080c100a1a"
+        "0d0a09616c6c5f77726f6e671001200b280a421c0802100419000000000000f83f210000000000000040281c3001381c4803"
+        "5012"
     ),
     "state_change": ("08013a190a0873746f7070696e671204646f6e651a077b2261223a317d"),
     "lineage": ("0801120f08021209747261696e65722d301805"),

@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,18 +32,14 @@ from sluice.types import (
     Verdict,
     VerdictKind,
 )
-from sluice.wire import codec
+from sluice.wire import codec, records
 from sluice.wire.codec import (
-    MAX_PART_BYTES,
-    MAX_ROLLOUT_BYTES,
-    content_hash,
     decode_group,
     decode_prompt,
     decode_rollout,
     encode_group,
     encode_prompt,
     encode_rollout,
-    split_payload,
 )
 from sluice.wire.evaluation import (
     decode_evaluation,
@@ -52,6 +49,7 @@ from sluice.wire.evaluation import (
     encode_evaluation_group,
     encode_evaluation_prompt,
 )
+from sluice.wire.payload import MAX_MESSAGE_BYTES, MAX_ROLLOUT_BYTES, content_hash, pack, unpack
 from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, encode_trainer
 from sluice.wire.v1 import evaluation_pb2, ledger_pb2, reward_pb2, rollouts_pb2
 from tests.wire import nouns
@@ -66,6 +64,7 @@ DECODERS: list[Callable[[bytes], object]] = [
     decode_evaluation_group,
     decode_evaluation,
 ]
+NEWEST: dict[Callable[[bytes], object], int] = {decode_group: 2, decode_ledger: 3}
 COMPRESSED = (decode_rollout, decode_evaluation_group)
 
 
@@ -115,7 +114,7 @@ def test_an_evaluation_group_over_the_size_of_a_message_goes_without_its_texts_a
     response = EvaluatedResponse(noise, 9, FinishReason.LENGTH, verdict)
     group = EvaluationGroup("run-1", PolicyVersion(5, 1), 3, (response,), "w", "e", 1.0, 1.0)
     payload = encode_evaluation_group(group)
-    assert len(payload) <= MAX_PART_BYTES
+    assert len(payload) <= MAX_MESSAGE_BYTES
     assert decode_evaluation_group(payload).responses == (replace(response, text=""),)
 
 
@@ -141,20 +140,35 @@ def test_unknown_fields_of_a_newer_program_are_tolerated(group: Group) -> None:
 
 
 @pytest.mark.parametrize("decode", [d for d in DECODERS if d not in COMPRESSED])
-@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize("number", [0, 4])
 def test_another_format_is_refused_by_number(decode: Callable[[bytes], object], number: int) -> None:
-    with pytest.raises(
-        WireError, match=f"has format {number}; this program reads 1 to {1 + (decode is decode_ledger)}"
-    ):
+    with pytest.raises(WireError, match=f"has format {number}; this program reads 1 to {NEWEST.get(decode, 1)}"):
         decode(b"\x08" + bytes([number]) if number else b"")
 
 
-@given(st.binary(min_size=1, max_size=100), st.integers(0, 3))
-def test_the_parts_of_a_payload_are_at_most_a_mebibyte_and_join_to_it(data: bytes, times: int) -> None:
-    payload = data * (1 + times * MAX_PART_BYTES // len(data))
-    parts = split_payload(payload)
-    assert b"".join(parts) == payload
-    assert all(0 < len(part) <= MAX_PART_BYTES for part in parts)
+@given(st.lists(st.binary(min_size=1, max_size=30), max_size=12), st.integers(1, 20))
+def test_payloads_come_back_from_the_messages_that_they_share(payloads: list[bytes], limit: int) -> None:
+    messages, slots = pack(payloads, limit)
+    assert all(0 < len(message) <= limit for message in messages)
+    assert b"".join(messages) == b"".join(payloads)
+    found = [unpack([messages[at] for at in slot.messages], slot.offset, slot.nbytes) for slot in slots]
+    assert [bytes(payload) for payload in found] == payloads
+    for payload, slot in zip(payloads, slots, strict=True):
+        assert len(slot.messages) == max(1, -(-len(payload) // limit))
+        if len(slot.messages) > 1:  # all of several messages are its own
+            assert sum(other.messages.start in slot.messages for other in slots) == 1
+
+
+@given(st.lists(st.integers(1, 40), max_size=40))
+def test_no_two_neighbouring_messages_would_have_fitted_into_one(sizes: list[int]) -> None:
+    messages, _ = pack([bytes(size) for size in sizes], 40)
+    assert all(len(one) + len(next_one) > 40 for one, next_one in pairwise(messages))
+
+
+def test_a_payload_beyond_the_end_of_its_message_is_refused() -> None:
+    with pytest.raises(WireError, match="bytes 3 to 7 of 6"):
+        unpack([b"abcdef"], 3, 4)
+    assert unpack([b"abc", b"def"], 0, 0) == b"abcdef", "as groups of older releases name it"
 
 
 def packed(rollout: rollouts_pb2.Rollout) -> bytes:
@@ -309,4 +323,5 @@ def test_every_record_kind_of_the_wire_is_known_to_the_codec() -> None:
 
 
 def test_the_formats_are_those_that_the_golden_bytes_show() -> None:
-    assert (codec.FORMAT, codec.ROLLOUT_FORMAT) == (1, 2)
+    formats = codec.FORMAT, codec.ROLLOUT_FORMAT, codec.GROUP_FORMAT, records.LEDGER_FORMAT
+    assert formats == (1, 2, 2, 3)

@@ -101,7 +101,7 @@ class Rollout(_message.Message):
     def __init__(self, format: _Optional[int] = ..., run_id: _Optional[str] = ..., n: _Optional[int] = ..., attempt: _Optional[str] = ..., i: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., prompt_token_planes: _Optional[bytes] = ..., token_planes: _Optional[bytes] = ..., packed_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class RolloutSummary(_message.Message):
-    __slots__ = ("sequences", "content_hash", "verdict", "acc", "score", "shaping", "length", "finish_reason", "oldest_version", "newest_version", "spans")
+    __slots__ = ("sequences", "content_hash", "verdict", "acc", "score", "shaping", "length", "finish_reason", "oldest_version", "newest_version", "spans", "offset", "nbytes")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     CONTENT_HASH_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,8 @@ class RolloutSummary(_message.Message):
     OLDEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedScalarFieldContainer[int]
     content_hash: bytes
     verdict: str
@@ -124,7 +126,9 @@ class RolloutSummary(_message.Message):
     oldest_version: PolicyVersion
     newest_version: PolicyVersion
     spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
-    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., content_hash: _Optional[bytes] = ..., verdict: _Optional[str] = ..., acc: _Optional[float] = ..., score: _Optional[float] = ..., shaping: _Optional[float] = ..., length: _Optional[int] = ..., finish_reason: _Optional[str] = ..., oldest_version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest_version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ...) -> None: ...
+    offset: int
+    nbytes: int
+    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., content_hash: _Optional[bytes] = ..., verdict: _Optional[str] = ..., acc: _Optional[float] = ..., score: _Optional[float] = ..., shaping: _Optional[float] = ..., length: _Optional[int] = ..., finish_reason: _Optional[str] = ..., oldest_version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest_version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("format", "run_id", "n", "attempt", "status", "rollouts", "worker", "engine", "min_version", "generate_seconds", "reward_seconds", "sample_text", "error")
