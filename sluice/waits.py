@@ -22,12 +22,21 @@ class Waits:
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
         """Inside, somebody waits."""
-        number = next(self._numbers)
-        self._begun[number] = (name, self._clock())
+        number = self.begin(name)
         try:
             yield
         finally:
-            del self._begun[number]
+            self.end(number)
+
+    def begin(self, name: str) -> int:
+        """Somebody waits from now on; the number of this wait, for `end`."""
+        number = next(self._numbers)
+        self._begun[number] = (name, self._clock())
+        return number
+
+    def end(self, number: int) -> float:
+        """The wait is over; its seconds."""
+        return self._clock() - self._begun.pop(number)[1]
 
     def longest(self) -> dict[str, float]:
         """Seconds by name."""

@@ -38,11 +38,13 @@ class Activity:
     def begin(self, what: str) -> None:
         """`what` is a named wait, or `group` for a group that is held; others change nothing."""
         self._going_on[what] += 1
-        self._sheet.switch(self._doing())
+        if self._going_on[what] == 1:
+            self._sheet.switch(self._doing())
 
     def end(self, what: str) -> None:
         self._going_on[what] -= 1
-        self._sheet.switch(self._doing())
+        if not self._going_on[what]:
+            self._sheet.switch(self._doing())
 
     def settle(self) -> dict[str, float]:
         """Seconds so far by what the worker did."""

@@ -22,10 +22,11 @@ class Gate:
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Use the engine beside others."""
-        async with self._changed:
-            with metrics.waiting(self._run_id, "engine_gate"):
-                await self._changed.wait_for(lambda: self._alone == 0)
-            self._inside += 1
+        if self._alone:
+            async with self._changed:
+                with metrics.waiting(self._run_id, "engine_gate"):
+                    await self._changed.wait_for(lambda: self._alone == 0)
+        self._inside += 1
         try:
             yield
         finally:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge
 
@@ -93,6 +92,8 @@ DISK_SIZE = Gauge("sluice_rollout_disk_size_bytes", "Size of that file system.")
 _activities: dict[str, Activity] = {}
 _waits: collections.defaultdict[str, Waits] = collections.defaultdict(Waits)
 """By run; empty names the time between two runs."""
+_named: collections.defaultdict[str, dict[str, _Wait]] = collections.defaultdict(dict)
+"""By run and name."""
 _joined: collections.Counter[str] = collections.Counter()
 """Workers of this process by run: a process may hold several."""
 
@@ -103,6 +104,7 @@ def join(run: str, slots: int) -> None:
     if _joined[run] > 1:
         return
     _series.begin(run)
+    _named.pop(run, None)
     _activities[run] = Activity(lambda doing, seconds: TIME_SECONDS.labels(run, doing).inc(seconds))
     SLOTS.labels(run).set(slots)
     IN_FLIGHT.labels(run).set(0)
@@ -134,6 +136,7 @@ def leave(run: str) -> None:
         return
     _activities.pop(run).settle()
     _waits.pop(run, None)
+    _named.pop(run, None)
     _series.end(run)
 
 
@@ -149,22 +152,47 @@ def end_group(run: str) -> None:
     _activities[run].end("group")
 
 
-@contextmanager
-def waiting(run: str, wait: str) -> Iterator[None]:
+def waiting(run: str, wait: str) -> AbstractContextManager[None]:
     """Account for a named wait of a run; `run` is empty while the worker has none."""
-    started = time.monotonic()
-    activity = _activities.get(run)
-    WAITING.labels(run, wait).inc()
-    if activity:
-        activity.begin(wait)
-    try:
-        with _waits[run].waiting(wait):
-            yield
-    finally:
-        WAITING.labels(run, wait).dec()
-        WAIT_SECONDS.labels(run, wait).inc(time.monotonic() - started)
-        if activity:
-            activity.end(wait)
+    known = _named[run]
+    if wait not in known:
+        series = WAITING.labels(run, wait), WAIT_SECONDS.labels(run, wait)
+        known[wait] = _Wait(wait, *series, _waits[run], _activities.get(run))
+    return _Waiting(known[wait])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """All that tells of one named wait of a run."""
+
+    name: str
+    going_on: Gauge
+    seconds: Counter
+    waits: Waits
+    activity: Activity | None
+
+
+class _Waiting:
+    """As every group waits some times, this is a class: a generator would cost twice as much."""
+
+    __slots__ = ("_number", "_wait")
+
+    def __init__(self, wait: _Wait) -> None:
+        self._wait = wait
+
+    def __enter__(self) -> None:
+        wait = self._wait
+        wait.going_on.inc()
+        if wait.activity:
+            wait.activity.begin(wait.name)
+        self._number = wait.waits.begin(wait.name)
+
+    def __exit__(self, *_: object) -> None:
+        wait = self._wait
+        wait.seconds.inc(wait.waits.end(self._number))
+        wait.going_on.dec()
+        if wait.activity:
+            wait.activity.end(wait.name)
 
 
 def waits(run: str) -> dict[str, float]:

@@ -97,6 +97,8 @@ class WeightSync:
         await self._until_held(lambda held: held == version)
 
     async def _until_held(self, wanted: Callable[[PolicyVersion], bool]) -> PolicyVersion:
+        if self.held is not None and wanted(self.held):
+            return self.held
         try:
             async with asyncio.timeout(self._seconds), self._changed:
                 with metrics.waiting(self._run.id, "policy_version"):
