@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from services.reward.mixture import Mixture, parse_mixture
 from sluice.errors import ConfigError
 
 KNOB = "SLUICE_REWARD_ROUTES"
+REMEMBERED = 1024
+"""Data sources whose verifiers are looked up once; a run has a few."""
 
 BUILT_IN_ROUTES = {
     "aime*": "math_dapo",
@@ -39,12 +42,16 @@ class Routes:
         self._exact = {source: name for source, name in table.items() if not source.endswith("*")}
         prefixes = [(source[:-1], name) for source, name in table.items() if source.endswith("*")]
         self._prefixes = sorted(prefixes, key=lambda entry: len(entry[0]), reverse=True)
+        self._found = lru_cache(REMEMBERED)(self._look_up)
 
     def find(self, data_source: str) -> Mixture | None:
         """The verifiers with their weights, or None when nothing leads to one.
 
         A data source may itself be a weighted sum of verifiers, which is how a run file names several.
         """
+        return self._found(data_source)
+
+    def _look_up(self, data_source: str) -> Mixture | None:
         name = self._exact.get(data_source)
         if name is None:
             name = next((name for prefix, name in self._prefixes if data_source.startswith(prefix)), None)
