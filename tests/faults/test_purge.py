@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,24 +168,33 @@ async def test_a_trainer_that_was_frozen_over_its_successor_stores_and_purges_no
     await assert_clean(nats_url, run, groups=8)
 
 
-async def test_a_rollout_stream_that_orphans_fill_up_is_emptied_by_early_checkpoints_before_anybody_is_stuck(
-    bus: Bus,
-    nats_url: str,
-    start_coordinator: StartCoordinator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture(params=[(subjects.ROLLOUTS, 1 << 20), (subjects.GROUPS, 1 << 17)], ids=lambda tight: tight[0])
+def tight(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """A stream that every coordinator gives only so many bytes."""
+    stream, room = request.param
+    monkeypatch.setenv(f"SLUICE_{stream}_BYTES", str(room))
+    return stream, room
+
+
+async def test_a_stream_that_fills_up_between_checkpoints_is_emptied_by_early_ones_before_anybody_is_stuck(
+    tight: tuple[str, int], bus: Bus, nats_url: str, start_coordinator: StartCoordinator, tmp_path: Path
 ) -> None:
-    steps, room, orphan = 24, 1 << 20, bytes(100_000)
-    monkeypatch.setenv("SLUICE_ROLLOUTS_BYTES", str(room))
+    stream, room = tight
+    steps, size = 24, room // 22
     coordinator = start_coordinator(nats_url)
     run = await begin(coordinator, bus, steps=steps, interval=steps)
     trainer = asyncio.create_task(train(settings_of(nats_url, tmp_path)))
     for step in range(steps):
-        await bus.publish(subjects.rollouts(run.id), orphan)  # what an attempt leaves that died
-        await run.both(2 * step, 2 * step + 1)
+        pair = (2 * step, 2 * step + 1)
+        await run.generate(*pair)
+        if stream == subjects.ROLLOUTS:
+            await bus.publish(subjects.rollouts(run.id), bytes(2 * size))  # what an attempt leaves that died
+        else:
+            run.attempts |= {n: replace(run.attempts[n], sample_text="x" * size) for n in pair}
+        await run.commit(*pair)
     await wait_for_state(coordinator, run.id, "succeeded", PATIENCE)
     assert await trainer == 0
-    assert steps * len(orphan) > 2 * room
+    assert steps * 2 * size > 2 * room
     early = [k for k, _ in await run.checkpoints() if k < steps]
     assert len(early) >= 2, "none of them was due by the interval"
     await assert_clean(nats_url, run, groups=2 * steps)
