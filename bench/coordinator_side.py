@@ -30,8 +30,8 @@ STALENESS = 15
 HEARTBEAT_SECONDS = 2.0
 WAIT_SECONDS = 300.0
 POLL_SECONDS = 0.005
-WARM_UP, WARM_UP_GROUPS = 3, 10
-"""Rounds of work that are not counted: the process still imports what its first groups need."""
+WARM_UP, WARM_UP_GROUPS = 10, 50
+"""Rounds of work that are not counted: the process still imports what its first groups and batches need."""
 
 
 class Coordination:
@@ -65,9 +65,10 @@ class Coordination:
         await bucket.put(f"{self._run_id}.bench", json.dumps({"run": self._run_id}).encode())
 
     async def work(self, groups: int) -> float:
-        """Store `groups` groups, and wait until the coordinator has decided all that follows; its CPU-seconds."""
+        """Store `groups` groups at once, and wait until the coordinator has decided all that follows; its CPU-seconds
+        for each group. They are fewer if fewer are in flight: all the others are kept, and wait for an older one."""
         begin = cpu_seconds(self._pid)
-        chosen = [self._in_flight.draw() for _ in range(groups)]
+        chosen = [self._in_flight.draw() for _ in range(min(groups, len(self._in_flight)))]
         drawn = {n: draw_outcomes(self._rng, GROUP_SIZE) for n in chosen}
         self._settled += sum(len(set(outcomes)) == 1 for outcomes in drawn.values())
         await asyncio.gather(
@@ -77,7 +78,7 @@ class Coordination:
             )
         )
         await self._until_settled()
-        return cpu_seconds(self._pid) - begin
+        return (cpu_seconds(self._pid) - begin) / len(chosen)
 
     async def _hear(self, message: Any) -> None:
         match decode_ledger(message.data):
