@@ -33,10 +33,15 @@ check_health() { # podman asks systemd to run health checks, and a container may
     done
 }
 
-copy_run_file() { # the tiny run, long enough for several scrapes also on a fast machine, beside the data that it names
+copy_run_file() { # the tiny run, long enough for several scrapes also on a fast machine, beside what it names
     mkdir -p "$CONFIGS"
-    cp -r configs/data "$CONFIGS/"
-    sed -e 's/^total_steps = .*/total_steps = 150/' -e 's/^name = .*/name = "smoke"/' configs/tiny.toml >"$CONFIGS/smoke.toml"
+    cp -r configs/data configs/tiny.toml configs/tiny_evaluated.toml "$CONFIGS/"
+    cat >"$CONFIGS/smoke.toml" <<RUN
+extends = "tiny_evaluated.toml"
+name = "smoke"
+trainer.total_steps = 150
+evaluation.every_steps = 50
+RUN
 }
 
 mkdir -p "$home"

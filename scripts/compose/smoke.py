@@ -22,6 +22,8 @@ RUN_SECONDS = 300.0
 SCRAPE_SECONDS = 60.0
 OURS = ("coordinator", "reward-0", "reward-1", "engine-0", "engine-1", "rollout-0", "rollout-1", "trainer")
 THEIRS = ("nats", "redis", "prometheus", "alertmanager")
+EVALUATED = {"v0.1", "v50.1", "v100.1", "v150.1"}
+"""Policy versions that the run of scripts/compose_smoke.sh evaluates."""
 WITHOUT_TORCH = ("coordinator", "reward-0", "rollout-0")
 JOBS = {"sluice-coordinator": 1, "sluice-reward": 2, "sluice-rollout": 2, "sluice-engine": 2, "sluice-trainer": 1}
 """What Prometheus must find by the names of services, and how many of each."""
@@ -100,8 +102,25 @@ def train(stack: Stack) -> str:
     run = re.search(r"^(\S+): queued", log, re.MULTILINE)
     if stack.state("demo")["ExitCode"] or run is None:
         raise SmokeError(f"the demo's run did not succeed:\n{log[-3000:]}")
-    audit = stack.call("--profile", "cli", "run", "--no-deps", "-T", "cli", "sluice", "audit", run[1])
+    audit = in_cli(stack, "sluice", "audit", run[1])
+    keep_and_delete_evaluations(stack, run[1])
     return f"a run has finished: {log.strip().splitlines()[-1]}; {audit.strip().splitlines()[-1]}"
+
+
+def keep_and_delete_evaluations(stack: Stack, run: str) -> None:
+    """The coordinator has written the files of every evaluation where the command line reads them, until it deletes."""
+    find = ("find", "/data/evaluations", "-name", "summary.json")
+    versions = {line.split("/")[-3] for line in in_cli(stack, *find).splitlines()}
+    if versions != EVALUATED:
+        raise SmokeError(f"the files of evaluations are those of {sorted(versions)}, not of {sorted(EVALUATED)}")
+    in_cli(stack, "sluice", "delete", run)
+    if left := in_cli(stack, *find):
+        raise SmokeError(f"after the run was deleted there are still {left}")
+
+
+def in_cli(stack: Stack, *words: str) -> str:
+    """Standard output of a command in the container of the command line."""
+    return stack.call("--profile", "cli", "run", "--no-deps", "-T", "cli", *words)
 
 
 def look_at_metrics(stack: Stack) -> str:
