@@ -14,7 +14,7 @@ from services.coordinator.api.problems import ConflictError
 from services.coordinator.deletion import is_deleted
 from services.coordinator.evaluation.sets import load_sets
 from services.coordinator.history import RunHistory
-from services.coordinator.rules import batch_room, rollouts_room
+from services.coordinator.rules import batch_room, message_room, rollouts_room
 from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.truths import TRUTHS, TruthCheck
@@ -118,6 +118,12 @@ class RunCreator:
                 f"a batch of trainer.prompts_per_step = {spec.trainer.prompts_per_step} groups of "
                 f"rollout.group_size = {spec.rollout.group_size} is one record of up to {batch} bytes; the NATS server "
                 f"takes messages of {largest}: lower one of the two, or raise the server's max_payload"
+            )
+        if (message := message_room(spec)) > largest:
+            raise ConfigError(
+                f"rollouts of rollout.max_response_length = {spec.rollout.max_response_length} tokens, "
+                f"rollout.group_size = {spec.rollout.group_size} to a group, take messages of up to {message} bytes; "
+                f"the NATS server takes messages of {largest}: raise the server's max_payload, or lower one of the two"
             )
 
     async def _created_before(self, run_id: str, record: RunCreated) -> RunHistory:

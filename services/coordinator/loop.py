@@ -11,8 +11,9 @@ from typing import Protocol
 from services.coordinator.control import Request, answer
 from services.coordinator.run import Run
 from services.coordinator.staff import Beat
+from sluice.errors import ConfigError
 from sluice.transport.log import Entry
-from sluice.types import DropReason, Group, RunState, TrainerRecord
+from sluice.types import Batch, DropReason, Group, RunState, TrainerRecord
 
 UNFINISHED = (RunState.QUEUED, RunState.RUNNING, RunState.PAUSED)
 DATA_IS_BACK = "the data set is back"
@@ -151,12 +152,20 @@ async def take_step(run: Run) -> bool:
     elif drop := queue.plan_drop():
         await run.drop(drop)
     elif batch := queue.plan_batch():
-        await run.emit(batch)
+        await emit_or_pause(run, batch)
     elif queue.at_generation_limit:
         await run.change_state(RunState.PAUSED, limit_reached(run))
     else:
         return False
     return True
+
+
+async def emit_or_pause(run: Run, batch: Batch) -> None:
+    """A batch that the server takes no message for stays to be emitted, once a person has mended that and resumes."""
+    try:
+        await run.emit(batch)
+    except ConfigError as error:
+        await run.change_state(RunState.PAUSED, f"batch {batch.k}: {error}; resume tries again")
 
 
 def reason_to_end(run: Run) -> str | None:

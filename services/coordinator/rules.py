@@ -14,8 +14,10 @@ BYTES_PER_TOKEN = 7
 BYTES_PER_ROLLOUT = 256
 """Of a stored rollout beside its tokens: names, spans, headers."""
 
+HEADER_BYTES = 4096
+"""Of any message: the server counts its headers too."""
 BATCH_BYTES_PER_ROLLOUT = 100
-"""Of a rollout in a BATCH record: its hash, outcomes, length, versions and place in its message; 93 with large numbers."""
+"""Of a rollout in a BATCH record: hash, outcomes, length, versions, place in its message; 93 with large numbers."""
 BATCH_BYTES_PER_PART = 6
 BATCH_BYTES_PER_GROUP = 42
 BATCH_BYTES_PER_LIVE_GROUP = 40
@@ -79,6 +81,13 @@ def rollouts_room(spec: RunSpec) -> int:
     rollouts = batches * spec.trainer.prompts_per_step * spec.rollout.group_size
     tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
     return rollouts * (tokens * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)
+
+
+def message_room(spec: RunSpec) -> int:
+    """Bytes of the largest message that carries rollouts: those of an attempt share messages of a limited size."""
+    tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
+    attempt = spec.rollout.group_size * (tokens * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)
+    return min(attempt, MAX_MESSAGE_BYTES) + HEADER_BYTES
 
 
 def batch_room(spec: RunSpec) -> int:

@@ -210,7 +210,8 @@ class Bus:
         except nats.errors.MaxPayloadError:
             raise ConfigError(
                 f"a message of {nbytes} bytes on {subject!r} is over the NATS server's max_payload of "
-                f"{self.nc.max_payload}; raise it there (a BATCH record grows with trainer.prompts_per_step)"
+                f"{self.nc.max_payload}; raise it there (a BATCH record grows with trainer.prompts_per_step, "
+                "rollouts with rollout.max_response_length)"
             ) from None
         except RETRYABLE as error:
             raise TransientError(

@@ -20,6 +20,7 @@ from sluice.types import Group, GroupStatus, Rollout, Sampling
 from sluice.wire import subjects
 from sluice.wire.codec import encode_prompt
 from tests.faults.proxy import Do, Proxy
+from tests.faults.test_payload import restart
 from tests.rollout.stage import EngineServer, RewardServer, Stage, WorkerProcess, endless_model, eventually
 from tests.rollout.test_weight_sync import LONG, generating, long_run
 from tests.servers import NatsServer
@@ -211,6 +212,22 @@ async def test_a_full_stream_holds_workers_back_until_there_is_room_and_they_say
     await bus.js.update_stream(config, max_bytes=room)
     for group in (await stage.groups(3)).values():
         assert len(await rollouts(bus, group)) == stage.prompt(0).group_size
+
+
+async def test_a_worker_whose_rollouts_the_server_refuses_ends_with_the_limit_named_and_leaves_its_prompt_to_others(
+    stage: Stage, nats_server: NatsServer, bus: Bus, start_worker: StartWorker
+) -> None:
+    restart(nats_server, 8192)
+    worker = start_worker("w")
+    await stage.offer(stage.prompt(0, sampling=Sampling(LONG)))
+    assert await asyncio.to_thread(worker.popen.wait, 30) == 2
+    last = worker.log.read_text().splitlines()[-1]
+    assert "max_payload of 8192" in last and "rollout.max_response_length" in last
+    assert await stage.stored() == {}, "no group whose rollouts are not all stored"
+    restart(nats_server, 1 << 20)
+    start_worker("other")
+    group = (await stage.groups(1))[0]
+    assert len(await rollouts(bus, group)) == stage.prompt(0).group_size
 
 
 async def test_a_frozen_nats_server_stops_everything_and_loses_nothing(
