@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,46 +27,11 @@ from tests.servers import NatsServer
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, Coordinator]]:
-    """One server and one coordinator for all tests that let both live; every test has runs of its own."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    coordinator = Coordinator(server.url)
-    yield server, coordinator
-    coordinator.kill()
-    server.kill()
-
-
-@pytest.fixture
-def coordinator(place: tuple[NatsServer, Coordinator]) -> Coordinator:
-    return place[1]
-
-
-@pytest.fixture
-async def bus(place: tuple[NatsServer, Coordinator]) -> AsyncIterator[Bus]:
-    bus = await Bus.connect(place[0].url, "test", deadline_seconds=10)
-    yield bus
-    await bus.close()
-
-
-@pytest.fixture
-async def alone(nats_server: NatsServer) -> AsyncIterator[tuple[list[Coordinator], Bus]]:
-    """Replicas that the test may kill or freeze, on a server of its own."""
-    started = [Coordinator(nats_server.url)]
-    bus = await Bus.connect(nats_server.url, "test", deadline_seconds=10)
-    yield started, bus
-    await bus.close()
-    for coordinator in started:
-        coordinator.thaw()
-        coordinator.kill()
-
-
 async def test_a_run_is_queued_until_staffed_then_trains_every_batch_and_succeeds(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     view = await create(coordinator, spec())
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     assert view["state"] == "queued"
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
@@ -93,10 +57,10 @@ async def test_a_run_is_queued_until_staffed_then_trains_every_batch_and_succeed
 
 
 async def test_nothing_is_offered_before_its_issue_record_and_prompts_are_functions_of_it(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     view = await create(coordinator, spec())
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     prompts = await stage.work(most=8)
@@ -260,9 +224,11 @@ async def test_a_frozen_holder_that_wakes_up_is_refused_and_changes_nothing(
     assert len(trained) == len(set(trained)) == 16
 
 
-async def test_a_paused_run_issues_and_emits_nothing_until_it_is_resumed(coordinator: Coordinator, bus: Bus) -> None:
+async def test_a_paused_run_issues_and_emits_nothing_until_it_is_resumed(
+    coordinator: Coordinator, shared_bus: Bus
+) -> None:
     view = await create(coordinator, spec())
-    stage = Stage(bus, view["id"], keep=1.0)
+    stage = Stage(shared_bus, view["id"], keep=1.0)
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     assert (await post(coordinator, f"/v1/runs/{view['id']}/pause")).json()["state"] == "paused"
@@ -276,14 +242,14 @@ async def test_a_paused_run_issues_and_emits_nothing_until_it_is_resumed(coordin
             await asyncio.sleep(0.1)
 
 
-async def test_stop_settles_what_is_live_and_takes_the_prompts_back(coordinator: Coordinator, bus: Bus) -> None:
+async def test_stop_settles_what_is_live_and_takes_the_prompts_back(coordinator: Coordinator, shared_bus: Bus) -> None:
     view = await create(coordinator, spec())
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     assert (await post(coordinator, f"/v1/runs/{view['id']}/stop")).status_code == 200
     final = await wait_for_state(coordinator, view["id"], "stopped")
-    assert await pending_prompts(bus, view["id"]) == set()
+    assert await pending_prompts(shared_bus, view["id"]) == set()
     drops = [record for record in await stage.ledger() if isinstance(record, Drop)]
     assert [(len(drop.groups), drop.reason) for drop in drops] == [(8, DropReason.CANCELLED)]
     assert final["counts"]["live"] == 0
@@ -292,11 +258,11 @@ async def test_stop_settles_what_is_live_and_takes_the_prompts_back(coordinator:
 
 
 async def test_at_the_generation_limit_the_run_pauses_and_names_the_limit_and_the_keep_rate(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     run = spec(filter__gen_batch_size=4, filter__max_generation_batches=2, asynchrony__max_staleness=0)
     view = await create(coordinator, run)
-    stage = Stage(bus, view["id"], keep=0.0)
+    stage = Stage(shared_bus, view["id"], keep=0.0)
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     await stage.work()
@@ -311,23 +277,23 @@ async def test_at_the_generation_limit_the_run_pauses_and_names_the_limit_and_th
 
 
 async def test_a_run_whose_loss_is_not_a_number_fails_with_the_groups_named_and_generates_no_more(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     view = await create(coordinator, spec())
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     await stage.trainer.append(TrainingFailed(1, "loss nan; the batch trains groups [0, 1]"))
     failed = await wait_for_state(coordinator, view["id"], "failed")
     assert "groups [0, 1]" in failed["reason"] and failed["counts"]["live"] == 0
-    assert await pending_prompts(bus, view["id"]) == set()
+    assert await pending_prompts(shared_bus, view["id"]) == set()
 
 
 async def test_a_trainer_that_keeps_dying_without_a_checkpoint_fails_the_run_and_one_that_makes_them_does_not(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     view = await create(coordinator, spec(retry__max_trainer_restarts=2))
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     for lineage in (2, 3):
@@ -344,10 +310,10 @@ async def test_a_trainer_that_keeps_dying_without_a_checkpoint_fails_the_run_and
 
 
 async def test_a_run_past_its_deadline_is_checkpointed_and_fails_with_everything_kept(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     view = await create(coordinator, spec(deadlines__run_seconds=4))
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     while not await stage.train():
@@ -363,10 +329,10 @@ async def test_a_run_past_its_deadline_is_checkpointed_and_fails_with_everything
 
 
 async def test_a_verifier_that_fails_on_everything_pauses_the_run_and_is_named(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     view = await create(coordinator, spec())
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     stage.verifier_error = "no verifier for data source 'nope'"
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
@@ -412,9 +378,9 @@ async def test_a_run_that_the_rollouts_stream_cannot_hold_is_refused_with_the_kn
         await create(coordinator, spec(trainer__prompts_per_step=4096, checkpoint__interval=10_000))
 
 
-async def test_the_target_reward_ends_the_run_early_as_succeeded(coordinator: Coordinator, bus: Bus) -> None:
+async def test_the_target_reward_ends_the_run_early_as_succeeded(coordinator: Coordinator, shared_bus: Bus) -> None:
     view = await create(coordinator, spec(trainer__total_steps=50, trainer__target_reward=0.4))
-    stage = Stage(bus, view["id"], keep=0.9)
+    stage = Stage(shared_bus, view["id"], keep=0.9)
     await stage.join()
     await wait_for_state(coordinator, view["id"], "running")
     for _ in range(20):

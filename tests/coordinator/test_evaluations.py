@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -25,17 +24,6 @@ from tests.rollout.stage import eventually
 from tests.servers import NatsServer
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
-
-
-@pytest.fixture
-async def alone(nats_server: NatsServer) -> AsyncIterator[tuple[list[Coordinator], Bus]]:
-    """Replicas that the test may kill, on a server of its own."""
-    started = [Coordinator(nats_server.url)]
-    bus = await Bus.connect(nats_server.url, "test", deadline_seconds=10)
-    yield started, bus
-    await bus.close()
-    for coordinator in started:
-        coordinator.kill()
 
 
 def evaluated(**settings: Any) -> RunSpec:

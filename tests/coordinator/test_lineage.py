@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +17,8 @@ from sluice.transport.nats import Bus
 from sluice.types import Batch, DropReason, RunCreated, TrainingFailed
 from sluice.wire import subjects
 from tests.coordinator.stage import Coordinator, Stage, create, get, spec, wait_for_state
-from tests.servers import NatsServer
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The coordinator's SLUICE_DATA_DIR."""
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Iterator[tuple[NatsServer, Coordinator]]:
-    """One server and one coordinator for all tests here; every test has runs of its own."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    coordinator = Coordinator(server.url, {"SLUICE_DATA_DIR": str(data)})
-    yield server, coordinator
-    coordinator.kill()
-    server.kill()
-
-
-@pytest.fixture
-def coordinator(place: tuple[NatsServer, Coordinator]) -> Coordinator:
-    return place[1]
-
-
-@pytest.fixture
-async def bus(place: tuple[NatsServer, Coordinator]) -> AsyncIterator[Bus]:
-    bus = await Bus.connect(place[0].url, "test", deadline_seconds=10)
-    yield bus
-    await bus.close()
 
 
 async def send(coordinator: Coordinator, method: str, path: str, status: int, body: Any = None) -> dict[str, Any]:
@@ -84,9 +53,9 @@ def settled_before(batches: list[Batch], k: int) -> list[int]:
 
 
 async def test_a_fork_draws_what_its_checkpoint_has_not_settled_once_each_and_a_fork_of_the_fork_goes_on_from_there(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
-    stage = await trained_run(coordinator, bus, steps=2)
+    stage = await trained_run(coordinator, shared_bus, steps=2)
     first = stage.trained
     settled = await draws_of(coordinator, stage.run_id, settled_before(await stage.batches(), first))
     for _ in range(2):
@@ -95,7 +64,7 @@ async def test_a_fork_draws_what_its_checkpoint_has_not_settled_once_each_and_a_
         assert (view["forked_from"]["run"], view["forked_from"]["step"]) == (stage.run_id, first)
         assert (view["spec"]["optim"]["lr"], view["batches"], view["counts"]["issued"]) == (1e-5, first, 0)
         assert view["id"] in (await get(coordinator, f"/v1/runs/{stage.run_id}"))["forks"]
-        stage = Stage(bus, view["id"], seed=first, first_step=first)
+        stage = Stage(shared_bus, view["id"], seed=first, first_step=first)
         await stage.join()
         while stage.trained < first + 2:
             await stage.work()
@@ -117,14 +86,14 @@ async def live_draws(coordinator: Coordinator, run_id: str, batch: Batch) -> set
     return set(await draws_of(coordinator, run_id, live))
 
 
-async def test_another_data_order_begins_at_its_beginning(coordinator: Coordinator, bus: Bus) -> None:
-    stage = await trained_run(coordinator, bus, steps=1)
+async def test_another_data_order_begins_at_its_beginning(coordinator: Coordinator, shared_bus: Bus) -> None:
+    stage = await trained_run(coordinator, shared_bus, steps=1)
     view = await send(coordinator, "POST", f"/v1/runs/{stage.run_id}/fork", 201, {"changes": {"trainer": {"seed": 7}}})
     assert (view["forked_from"]["draws_again"], view["forked_from"]["next_draw"]) == (0, 0)
 
 
-async def test_a_fork_that_cannot_be_is_refused_with_what_could(coordinator: Coordinator, bus: Bus) -> None:
-    stage = await trained_run(coordinator, bus, steps=1)
+async def test_a_fork_that_cannot_be_is_refused_with_what_could(coordinator: Coordinator, shared_bus: Bus) -> None:
+    stage = await trained_run(coordinator, shared_bus, steps=1)
     k = stage.trained
     refusals: list[tuple[dict[str, Any], str]] = [
         ({"step": 7}, f"has no checkpoint of training step 7; it has those of [{k}]"),
@@ -148,10 +117,10 @@ async def test_a_run_without_a_checkpoint_cannot_be_forked_and_a_folder_that_is_
 
 
 async def test_a_run_that_failed_on_a_batch_goes_on_without_it_and_its_groups_are_dropped_by_name(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
     view = await create(coordinator, spec())
-    stage = Stage(bus, view["id"], keep=1.0)
+    stage = Stage(shared_bus, view["id"], keep=1.0)
     await stage.join()
     await wait_for_state(coordinator, stage.run_id, "running")
     await stage.work()
@@ -194,17 +163,17 @@ async def stored(bus: Bus, run_id: str) -> dict[str, list[tuple[int, bytes]]]:
 
 
 async def test_deleting_a_run_leaves_nothing_of_it_touches_no_other_and_can_be_done_again_when_cut_off(
-    coordinator: Coordinator, bus: Bus, data: Path
+    coordinator: Coordinator, shared_bus: Bus, data: Path
 ) -> None:
-    other = await trained_run(coordinator, bus, steps=1)
+    other = await trained_run(coordinator, shared_bus, steps=1)
     await send(coordinator, "POST", f"/v1/runs/{other.run_id}/stop", 200)
     await other.train()
     await other.checkpoint()
     await wait_for_state(coordinator, other.run_id, "stopped")
-    before = await stored(bus, other.run_id)
+    before = await stored(shared_bus, other.run_id)
 
     view = await create(coordinator, spec(), key="a-key-of-its-own")
-    stage = Stage(bus, view["id"])
+    stage = Stage(shared_bus, view["id"])
     path = f"/v1/runs/{stage.run_id}"
     await stage.join()
     await wait_for_state(coordinator, stage.run_id, "running")
@@ -214,21 +183,21 @@ async def test_deleting_a_run_leaves_nothing_of_it_touches_no_other_and_can_be_d
     await stage.train()
     await stage.checkpoint()
     await wait_for_state(coordinator, stage.run_id, "stopped")
-    assert (await stored(bus, stage.run_id))[subjects.GROUPS] != []
+    assert (await stored(shared_bus, stage.run_id))[subjects.GROUPS] != []
 
     # As one that died after its first steps leaves it: the mark is there, some streams are empty, the ledger is not.
-    await (await bus.bucket(subjects.DELETED_BUCKET)).put(stage.run_id, b'{"keep_checkpoints": false}')
-    await bus.js.purge_stream(subjects.GROUPS, subject=subjects.groups(stage.run_id))
+    await (await shared_bus.bucket(subjects.DELETED_BUCKET)).put(stage.run_id, b'{"keep_checkpoints": false}')
+    await shared_bus.js.purge_stream(subjects.GROUPS, subject=subjects.groups(stage.run_id))
     assert (await get(coordinator, path))["state"] == "stopped"
     files = {run_id: data / "evaluations" / run_id / "v0.1" / "sums" for run_id in (stage.run_id, other.run_id)}
     for folder in files.values():
         folder.mkdir(parents=True)
-    await sweep(bus, data / "evaluations", get_logger("test"))
+    await sweep(shared_bus, data / "evaluations", get_logger("test"))
     assert files[stage.run_id].exists(), "until its ledger is gone a run is there, with all that it has"
 
     for _ in range(2):
         assert (await send(coordinator, "DELETE", path, 200))["id"] == stage.run_id
-        assert all(messages == [] for messages in (await stored(bus, stage.run_id)).values())
+        assert all(messages == [] for messages in (await stored(shared_bus, stage.run_id)).values())
         await send(coordinator, "GET", path, 404)
         assert list((data / "evaluations").iterdir()) == [data / "evaluations" / other.run_id]
         files[stage.run_id].mkdir(parents=True, exist_ok=True)  # written late, or where another replica is
@@ -237,16 +206,16 @@ async def test_deleting_a_run_leaves_nothing_of_it_touches_no_other_and_can_be_d
         body = spec().model_dump(mode="json")
         again = await client.post("/v1/runs", json=body, headers={"Idempotency-Key": "a-key-of-its-own"})
     assert again.status_code == 409 and "was deleted" in again.json()["detail"]
-    await sweep(bus, data / "evaluations", get_logger("test"))
+    await sweep(shared_bus, data / "evaluations", get_logger("test"))
     assert [folder.exists() for folder in files.values()] == [False, True]
-    assert await stored(bus, other.run_id) == before
+    assert await stored(shared_bus, other.run_id) == before
     await send(coordinator, "DELETE", "/v1/runs/never-was", 404)
 
 
 async def test_a_checkpoint_that_a_fork_has_yet_to_load_keeps_its_run_from_being_deleted(
-    coordinator: Coordinator, bus: Bus
+    coordinator: Coordinator, shared_bus: Bus
 ) -> None:
-    stage = await trained_run(coordinator, bus, steps=1)
+    stage = await trained_run(coordinator, shared_bus, steps=1)
     await send(coordinator, "POST", f"/v1/runs/{stage.run_id}/stop", 200)
     await stage.train()
     await stage.checkpoint()
@@ -254,8 +223,8 @@ async def test_a_checkpoint_that_a_fork_has_yet_to_load_keeps_its_run_from_being
     fork = await send(coordinator, "POST", f"/v1/runs/{stage.run_id}/fork", 201)
     path = f"/v1/runs/{stage.run_id}"
     assert f"run {fork['id']} was forked from it" in (await send(coordinator, "DELETE", path, 409))["detail"]
-    created = (await ledger_log(bus, fork["id"]).read())[0].record
+    created = (await ledger_log(shared_bus, fork["id"]).read())[0].record
     assert isinstance(created, RunCreated) and created.origin is not None
     assert created.origin.checkpoint.k == stage.trained
     assert (await send(coordinator, "DELETE", f"{path}?keep_checkpoints=true", 200))["keep_checkpoints"] is True
-    assert await trainer_log(bus, stage.run_id).read() == []
+    assert await trainer_log(shared_bus, stage.run_id).read() == []

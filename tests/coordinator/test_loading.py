@@ -12,6 +12,7 @@ import pytest
 from services.coordinator.board import StatusBoard
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.run import Run
+from services.coordinator.written import Written
 from sluice.data import load_prompts, manifest_of
 from sluice.local.binaries import valkey_server
 from sluice.telemetry import get_logger
@@ -42,7 +43,7 @@ async def test_a_run_whose_data_is_being_read_says_so_and_how_far_that_is(bus: B
     await ledger.append(RunCreated("run-a", chosen.canonical_json, chosen.config_hash, manifest))
     await ledger.append(StateChange(RunState.QUEUED, "created"))
     board, log = StatusBoard(redis_url, get_logger("test")), get_logger("test")
-    run = Run(bus, "run-a", board, log, CoordinatorMetrics())
+    run = Run(bus, "run-a", board, log, CoordinatorMetrics(), Written())
     await run.claim("test")
     await run.rebuild()
     shown = await board.read("run-a")
