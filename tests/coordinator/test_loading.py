@@ -13,7 +13,6 @@ from services.coordinator.board import StatusBoard
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.run import Run
 from services.coordinator.written import Written
-from services.coordinator.written import Written
 from sluice.data import load_prompts, manifest_of
 from sluice.local.binaries import valkey_server
 from sluice.telemetry import get_logger
