@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 from services.coordinator.board import StatusBoard
@@ -17,6 +16,7 @@ from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter
 from services.coordinator.metrics import CoordinatorMetrics
+from services.coordinator.offering import offer
 from services.coordinator.rules import QueueRules
 from services.coordinator.staff import Beat
 from services.coordinator.status import Clocks, LiveStatus, counts_of_ledger, status_of
@@ -27,13 +27,7 @@ from sluice.errors import WireError
 from sluice.telemetry import Logger
 from sluice.transport.log import Entry, FencedLog, trainer_log
 from sluice.transport.nats import Bus
-from sluice.transport.queues import (
-    delete_prompts,
-    pending_prompts,
-    publish_event,
-    publish_prompts,
-    read_groups,
-)
+from sluice.transport.queues import delete_prompts, pending_prompts, publish_event, read_groups
 from sluice.types import (
     Batch,
     Claim,
@@ -52,7 +46,6 @@ from sluice.views import WaitView
 from sluice.waits import REMIND_SECONDS
 from sluice.wire import subjects
 
-PUBLISHED_TOGETHER = 64
 SHOW_SECONDS = 1.0
 
 
@@ -78,6 +71,7 @@ class Run:
         self._said: set[str] = set()
         """Waits that the log has named since they began."""
         self._overdue: set[str] = set()
+        self._beat = Beat()
         self._ledger: FencedLog[LedgerRecord] = written.log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
 
@@ -175,10 +169,8 @@ class Run:
         await self.publish_prompts(numbers)
 
     async def publish_prompts(self, numbers: Iterable[int]) -> None:
-        """Offer prompts to the workers, some at a time."""
-        rest = iter(numbers)
-        while part := list(islice(rest, PUBLISHED_TOGETHER)):
-            await publish_prompts(self.bus, map(self.supply.prompt, part))
+        """Offer prompts to the workers; while PROMPTS has no room for them, the loop does nothing else, and says so."""
+        await offer(self.bus, map(self.supply.prompt, numbers), self._tell)
 
     async def drop(self, drop: Drop) -> None:
         await self.append(drop)
@@ -264,13 +256,19 @@ class Run:
         await self.look_for_data()
         self.workers = len(beat.staff.workers)
         self.meter.beat(beat.staff, self.queue.tally, running=self.history.state is RunState.RUNNING)
-        status = status_of(self.history, self.queue, self.clocks, self.meter, beat, self.evaluating)
-        self.metrics.observe_status(self.history, self.queue, status)
+        self._beat = beat
+        await self._tell()
         self.metrics.observe_lots(self.id, self.supply.lots)
-        await self.board.show(self.id, status)
         if news := self.evaluating.news(beat.staff.workers):
             self.log.warning(news["state"], reason=news["reason"])
             await publish_event(self.bus, self.id, "evaluation", news)
+
+    async def _tell(self, *more: WaitView) -> None:
+        """Show how the run stands, and name waits that last; `more` are those that the loop itself is in."""
+        status = status_of(self.history, self.queue, self.clocks, self.meter, self._beat, self.evaluating)
+        status = status.model_copy(update={"waits": (*more, *status.waits)})
+        self.metrics.observe_status(self.history, self.queue, status)
+        await self.board.show(self.id, status)
         for wait in _new(status.waits, self._said, REMIND_SECONDS):
             self.log.info("waiting", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
         for wait in _new(status.waits, self._overdue):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from sluice.transport.log import read_stream
 from sluice.transport.nats import Bus
@@ -20,35 +21,41 @@ from tests.local.processes import supervised, valkey
 from tests.servers import free_port
 
 
+@pytest.fixture
+async def redis_url(tmp_path: Path) -> AsyncIterator[str]:
+    port = free_port()
+    async with supervised([valkey("redis", port, tmp_path / "redis")], tmp_path / "logs"):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
 async def test_whoever_is_stuck_is_named_in_the_status_a_metric_and_an_alarm(
-    bus: Bus, nats_url: str, start_coordinator: StartCoordinator, tmp_path: Path
+    bus: Bus, nats_url: str, redis_url: str, start_coordinator: StartCoordinator
 ) -> None:
-    redis = free_port()
-    async with supervised([valkey("redis", redis, tmp_path / "redis")], tmp_path / "logs"):
-        coordinator = start_coordinator(nats_url, SLUICE_REDIS_URL=f"redis://127.0.0.1:{redis}/0")
-        run = spec(deadlines__no_progress_seconds=1.0, asynchrony__max_staleness=0)
-        stage = Stage(bus, (await create(coordinator, run))["id"])
-        await until(_named(coordinator, stage, "trainer"), "no trainer has joined")
-        await stage.join()
-        hands = Hands(stage)
-        await hands.hold(*range(4))
-        await until(_named(coordinator, stage, "groups"), "a worker holds its groups and says nothing")
-        await hands.store(*range(4))
-        await batches(stage, 1)
-        await until(_named(coordinator, stage, "training_step"), "the trainer does not publish v1")
-        assert await issued(stage) == 4, "nothing is generated for a trainer that is behind"
+    coordinator = start_coordinator(nats_url, SLUICE_REDIS_URL=redis_url)
+    run = spec(deadlines__no_progress_seconds=1.0, asynchrony__max_staleness=0)
+    stage = Stage(bus, (await create(coordinator, run))["id"])
+    await until(_named(coordinator, stage, "trainer"), "no trainer has joined")
+    await stage.join()
+    hands = Hands(stage)
+    await hands.hold(*range(4))
+    await until(_named(coordinator, stage, "groups"), "a worker holds its groups and says nothing")
+    await hands.store(*range(4))
+    await batches(stage, 1)
+    await until(_named(coordinator, stage, "training_step"), "the trainer does not publish v1")
+    assert await issued(stage) == 4, "nothing is generated for a trainer that is behind"
 
 
 async def test_a_full_stream_of_prompts_and_a_coordinator_that_falls_behind_cost_time_and_nothing_else(
-    bus: Bus, nats_url: str, start_coordinator: StartCoordinator
+    bus: Bus, nats_url: str, redis_url: str, start_coordinator: StartCoordinator
 ) -> None:
-    coordinator = start_coordinator(nats_url)
+    coordinator = start_coordinator(nats_url, SLUICE_REDIS_URL=redis_url)
     config = (await bus.js.stream_info(subjects.PROMPTS)).config
     await bus.js.update_stream(config, max_msgs=3)
     stage = Stage(bus, (await create(coordinator, spec()))["id"])
     await stage.join()
     hands = Hands(stage)
     await hands.hold(0, 1, 2)  # more does not fit, although 8 are issued
+    await until(_shown(coordinator, stage, "prompt_room"), "PROMPTS has no room")
     coordinator.freeze()
     await hands.store(2, 0, 1)
     coordinator.thaw()
@@ -64,15 +71,23 @@ def _named(coordinator: Coordinator, stage: Stage, wait: str) -> Callable[[], Aw
     """Whether all three speak of this wait, past its deadline."""
 
     async def named() -> bool:
-        alarms = await _alarms(stage)
-        view = await get(coordinator, f"/v1/runs/{stage.run_id}")
-        waits = {w["name"]: w for w in view["waits"]}
-        async with httpx.AsyncClient() as client:
-            shown = (await client.get(f"{coordinator.url}/metrics")).text
-        late = wait in waits and waits[wait]["seconds"] > waits[wait]["deadline_seconds"]
-        return late and wait in {alarm["name"] for alarm in alarms} and f'wait="{wait}"' in shown
+        alarms = {alarm["name"]: alarm for alarm in await _alarms(stage)}
+        late = wait in alarms and alarms[wait]["seconds"] > alarms[wait]["deadline_seconds"]
+        return late and await _shown(coordinator, stage, wait)()
 
     return named
+
+
+def _shown(coordinator: Coordinator, stage: Stage, wait: str) -> Callable[[], Awaitable[bool]]:
+    """Whether the status and a metric speak of this wait."""
+
+    async def shown() -> bool:
+        view = await get(coordinator, f"/v1/runs/{stage.run_id}")
+        async with httpx.AsyncClient() as client:
+            metrics = (await client.get(f"{coordinator.url}/metrics")).text
+        return wait in {w["name"] for w in view["waits"]} and f'wait="{wait}"' in metrics
+
+    return shown
 
 
 async def _alarms(stage: Stage) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ _loaded: dict[tuple[str, ...], PromptSource] = {}
 _load = PromptSource.load
 
 
-async def _load_once(history: RunHistory) -> PromptSource:
+async def _load_once(history: RunHistory, _: object = None) -> PromptSource:
     """The run's own data set, read from its files the first time that a coordinator asks for it."""
     files = history.spec.data.train_files
     if files not in _loaded:
@@ -63,7 +63,7 @@ async def _load_once(history: RunHistory) -> PromptSource:
 @contextmanager
 def in_memory() -> Iterator[None]:
     """Coordinators made inside work on `Connection`s instead of a bus."""
-    names = ("trainer_log", "publish_prompts", "pending_prompts", "delete_prompts", "read_groups")
+    names = ("trainer_log", "offer", "pending_prompts", "delete_prompts", "read_groups")
     functions: dict[str, Any] = {name: getattr(memory, name) for name in names}
     functions |= dict.fromkeys(("publish_event", "announce"), memory.nothing_to_tell)
     with patch.multiple(run_module, **functions), patch.object(PromptSource, "load", _load_once):

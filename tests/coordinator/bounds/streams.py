@@ -157,7 +157,7 @@ def trainer_log(connection: Connection, run_id: str) -> MemoryLog[TrainerRecord]
     return MemoryLog(connection, connection.streams.trainer, refuse)
 
 
-async def publish_prompts(connection: Connection, prompts: Iterable[Prompt]) -> None:
+async def offer(connection: Connection, prompts: Iterable[Prompt], _: object) -> None:
     for prompt in prompts:
         _publish_prompt(connection, prompt)
 
