@@ -159,8 +159,7 @@ def run_trl(overrides: Sequence[str]) -> Turn:
     folder.mkdir(parents=True)
     settings, result, log = folder / "settings.json", folder / "result.json", folder / "stderr.log"
     settings.write_text(json.dumps(trl_settings(resolve(RUN_FILE, overrides), folder / "output")), encoding="utf-8")
-    # -P: the folder of the script has modules of its own, and must not stand before TRL's.
-    command = [str(VENV / "bin/python"), "-P", "bench/trl_demo.py", str(settings), str(result)]
+    command = [str(VENV / "bin/python"), "-m", "bench.trl_demo", str(settings), str(result)]
     with log.open("wb") as errors:
         _call(command, f"TRL; see {log}", stderr=errors, env={**os.environ, **TRL_ENVIRONMENT})
     return _read(result)

@@ -181,8 +181,7 @@ def _trl(folder: Path) -> Ask:
     async def ask(request: Mapping[str, Any]) -> Any:
         settings, result, log = (folder / name for name in ("trl-settings.json", "trl-result.json", "trl.log"))
         settings.write_text(json.dumps(request), encoding="utf-8")
-        # -P: the folder of the script has modules of its own, and must not stand before TRL's.
-        command = (ROOT / VENV / "bin/python", "-P", "bench/trl_step.py", settings, result)
+        command = (ROOT / VENV / "bin/python", "-m", "bench.trl_step", settings, result)
         environment = {**os.environ, **TRL_ENVIRONMENT, "OMP_NUM_THREADS": str(request["threads"])}
         with log.open("wb") as said:
             process = await asyncio.create_subprocess_exec(*command, stdout=said, stderr=said, env=environment)

@@ -1,25 +1,22 @@
 """The demo's training as TRL does it: GRPOTrainer with the loss "dapo". Runs in the environment of against_trl.py.
 
-    python -P bench/trl_demo.py SETTINGS.json RESULT.json
+    python -m bench.trl_demo SETTINGS.json RESULT.json
 
 It uses no module of Sluice, so that TRL gets a process with nothing in it but what it needs.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
+
+from bench.trl_process import Settings, peak_rss_mib, run
 
 WINDOW = 5
 """Training steps over which a reward is averaged; as in Sluice's summary."""
 GOOD_REWARD = 0.85
 MANY_STEPS = 20
-
-Settings = dict[str, Any]
 
 
 class Progress:
@@ -95,7 +92,7 @@ def train(settings: Settings) -> dict[str, Any]:
     )
     trainer.remove_callback(PrinterCallback)  # a line a step is enough
     trainer.train()
-    return {**summary(progress.rewards, progress.ends), "peak_rss_mib": _peak_rss_mib(), "versions": _versions()}
+    return {**summary(progress.rewards, progress.ends), "peak_rss_mib": peak_rss_mib(), "versions": _versions()}
 
 
 def _trl_config(settings: Settings) -> Any:
@@ -165,16 +162,5 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "trl", "transformers", "accelerate", "datasets")}
 
 
-def _peak_rss_mib() -> float:
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
-
-
-def main() -> None:
-    settings, result = map(Path, sys.argv[1:])
-    figures = train(json.loads(settings.read_text(encoding="utf-8")))
-    result.write_text(json.dumps(figures) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    run(train)

@@ -1,6 +1,6 @@
 """Training steps as TRL makes them, of rollouts that it is given: GRPOTrainer with the loss "dapo".
 
-    python -P bench/trl_step.py SETTINGS.json RESULT.json
+    python -m bench.trl_step SETTINGS.json RESULT.json
 
 Runs in the environment of against_trl.py and uses no module of Sluice, so that TRL gets a process with nothing in it
 but what it needs. The first step trains `uncounted`, the second one, which counts, `groups`.
@@ -8,16 +8,13 @@ but what it needs. The first step trains `uncounted`, the second one, which coun
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from bench.trl_process import Settings, peak_rss_mib, run
 
 STEPS = ("uncounted", "groups")
 """What each of them trains."""
-
-Settings = dict[str, Any]
 
 
 def train(settings: Settings) -> dict[str, float]:
@@ -60,7 +57,7 @@ def train(settings: Settings) -> dict[str, float]:
     return {
         "seconds": clock["end"] - clock["begin"],
         "CPU-s": clock["end_cpu"] - clock["begin_cpu"],
-        "peak RSS MiB": _peak_rss_mib(),
+        "peak RSS MiB": peak_rss_mib(),
         "tokens computed": len(groups) * size * (_longest(groups, "prompt") + _longest(groups, "tokens")),
         "loss": logged["loss"],
         "grad norm": logged["grad_norm"],
@@ -126,16 +123,5 @@ def _config(settings: Settings, rollouts: int, group_size: int) -> Any:
     )
 
 
-def _peak_rss_mib() -> float:
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
-
-
-def main() -> None:
-    settings, result = map(Path, sys.argv[1:])
-    figures = train(json.loads(settings.read_text(encoding="utf-8")))
-    result.write_text(json.dumps(figures) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    run(train)
