@@ -8,8 +8,8 @@ emits batches, at a bound of 15. What the whole process used is read before and 
 stored at once, and divided by 50: p50 and p99 are over windows, not over single groups. Windows in which a batch is
 emitted are told apart. What the process does once a second whatever comes (who is there, how the run stands) falls on
 one window in about thirty: it is in p99, and not in p50. There are some hundred windows, after some that are not
-counted, so that p99 is not the worst of them; that one is told beside it. "alone" is a group that comes by itself, at
-the median: decisions, records and prompts are not shared with others then.
+counted, so that p99 is not the worst of them; that one is told beside it. "alone" is a group that comes by itself, the
+median of ten means of twenty: decisions, records and prompts are not shared with others then.
 
 Half of the groups are kept, in random order; a batch is the live groups over the bound and one; it is trained at once.
 """
@@ -31,8 +31,8 @@ QUEUE_GROUP_SIZE, QUEUE_STALENESS = 8, 3
 PLAYS = 4
 """Of the queue, the same each time: a group's cost is the least of its costs."""
 WINDOW = 50
-ALONE = 200
-"""Groups that come one by one."""
+ALONE = 10, 20
+"""Stretches of groups that come one by one, and groups in each."""
 
 
 def main() -> None:
@@ -89,7 +89,8 @@ async def _process(live: int, count: int, folder: Path) -> Mapping[str, Figure]:
             seconds = await held.work(WINDOW)
             (with_batch if held.batches > before and batch_size > WINDOW else plain).append(seconds)
         batches = held.batches - begun
-        alone = [await held.work(1) for _ in range(ALONE)]
+        stretches, length = ALONE
+        alone = [statistics.fmean([await held.work(1) for _ in range(length)]) for _ in range(stretches)]
     usual = percentile(plain, 0.5)
     added = WINDOW * sum(seconds - usual for seconds in with_batch)
     return {

@@ -92,19 +92,26 @@ class Coordination:
                 self._news.set()
 
     async def _until_settled(self) -> None:
-        """Until each settled group is refilled, and every prompt published: none is taken out of PROMPTS here.
+        """Until each settled group is refilled, and every prompt published: none is taken out of PROMPTS here. That a
+        group was kept cannot be seen from outside: what it costs may count for those that come after it.
 
         A batch is trained at once, and frees places for as many groups.
         """
         published = self._trainer_at
         async with asyncio.timeout(WAIT_SECONDS):
-            while self._issued < self._settled + (self._trainer_at + STALENESS + 1) * self._batch_size:
-                self._news.clear()
-                await self._news.wait()
+            while not len(self._in_flight) or self._issued < self._settled + self._capacity:
                 if self.batches > published:
                     await self._publish(published := self.batches)
+                    continue
+                self._news.clear()
+                await self._news.wait()
             while (await self._bus.js.stream_info(subjects.PROMPTS)).state.messages < self._issued:
                 await asyncio.sleep(POLL_SECONDS)
+
+    @property
+    def _capacity(self) -> int:
+        """Groups that may be kept, trained or in flight."""
+        return (self._trainer_at + STALENESS + 1) * self._batch_size
 
     async def _publish(self, number: int) -> None:
         self._trainer_at = number
