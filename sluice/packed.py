@@ -1,8 +1,7 @@
 """Numbers of a rollout, packed: immutable arrays of four-byte numbers that cross the bus without being unpacked.
 
 A Python tuple costs some 30 ns a number each time it is made or read, and a long rollout has tens of thousands. A
-packed array is one block of memory, which the wire, torch and numpy take as it is. Nothing here needs numpy: numpy
-reads `__array_interface__`.
+packed array is one block of memory, which torch and numpy take as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar, overload
+
+import numpy as np
 
 if sys.byteorder != "little":
     raise ImportError(f"sluice packs numbers little-endian, this machine is {sys.byteorder}-endian")
@@ -83,6 +84,23 @@ class TokenIds(Packed[int]):
 
     __slots__ = ()
     CODE = "I"
+
+    def halves(self) -> tuple[bytes, bytes]:
+        """The lower 16 bits of each id, and the rest in the fewest bytes that hold it: none, one or two."""
+        ids = np.frombuffer(self.block, "<u4")
+        rest = int(ids.max(initial=0)) >> 16
+        low = ids.astype("<u2").tobytes()
+        return low, (ids >> 16).astype("<u1" if rest < 1 << 8 else "<u2").tobytes() if rest else b""
+
+    @classmethod
+    def of_halves(cls, low: bytes, high: bytes) -> Self:
+        """The ids that `halves` took apart. Raises: ValueError: the halves do not belong together."""
+        if len(high) not in (0, len(low) // 2, len(low)) or len(low) % 2:
+            raise ValueError(f"{len(low)} and {len(high)} bytes are no halves of token ids")
+        ids = np.frombuffer(low, "<u2").astype("<u4")
+        if high:
+            ids |= np.frombuffer(high, "<u2" if len(high) == len(low) else "<u1").astype("<u4") << 16
+        return cls.of_block(ids.tobytes())
 
 
 class LogProbs(Packed[float]):

@@ -10,7 +10,7 @@ from sluice.types import Origin
 from sluice.wire.payload import MAX_MESSAGE_BYTES
 
 BYTES_PER_TOKEN = 7
-"""Of a stored rollout: a token id of three bytes (the plane of fourth bytes compresses away), a float32 log-prob."""
+"""Of a stored rollout: a token id of three bytes, a float32 log-prob."""
 BYTES_PER_ROLLOUT = 256
 """Of a stored rollout beside its tokens: names, spans, headers."""
 

@@ -110,7 +110,7 @@ class RolloutCheck:
     def _take_orphan(self, payload: bytes) -> None:
         self.orphans += 1
         rollout = _decode(payload)
-        if rollout is not None:
+        if rollout is not None and rollout.run_id == self._run_id:
             self.attempts[rollout.n].add(rollout.attempt)
 
     def _verify(self, expected: _Expected, payload: bytes) -> None:
@@ -139,22 +139,29 @@ def _hashes(payload: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _decode(payload: bytes) -> Rollout | None:
-    """The first rollout, or None for what is none: damaged bytes, or a later part of several."""
+    """A rollout, or None for what is none: damaged bytes, or one part of several. Of several in a message, the last."""
     rollout = Rollout()
     try:
-        if zstandard.frame_content_size(payload) > MAX_BYTES:
-            return None
-        rollout.ParseFromString(zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BYTES))
+        if payload.startswith(zstandard.FRAME_HEADER):  # as it was before format 3
+            if zstandard.frame_content_size(payload) > MAX_BYTES:
+                return None
+            payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BYTES)
+        rollout.ParseFromString(payload)
     except (zstandard.ZstdError, DecodeError):
         return None
     return rollout
 
 
 def _lengths(rollout: Rollout) -> tuple[float, float]:
-    """Response tokens and log-probs: counted in format 1, four bytes each in format 2."""
-    if rollout.format == 1:
-        return len(rollout.token_ids), len(rollout.logprobs)
-    return len(rollout.token_planes) / 4, len(rollout.packed_logprobs) / 4
+    """Response tokens and log-probs: counted in format 1, by bytes of an id in those after it."""
+    logprobs = len(rollout.packed_logprobs) / 4
+    match rollout.format:
+        case 1:
+            return len(rollout.token_ids), len(rollout.logprobs)
+        case 2:
+            return len(rollout.token_planes) / 4, logprobs
+        case _:
+            return len(rollout.token_ids_low) / 2, logprobs
 
 
 def _differences(rollout: Rollout, summary: RolloutSummary) -> Iterator[str]:

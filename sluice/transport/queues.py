@@ -35,7 +35,7 @@ T = TypeVar("T")
 ACK_WAIT_SECONDS = 10.0
 """A prompt whose holder has not said "in progress" for this long is delivered to somebody else."""
 PARALLEL_FETCHES = 64
-TOGETHER = 16
+TOGETHER = 32
 """Rollouts that are decoded in one go, beside the fetching of the others."""
 ASIDE_BYTES = 4 << 20
 """From here on encoding and decoding would hold up the event loop, for 3 ms; less is not worth another thread."""

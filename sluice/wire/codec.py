@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from sluice.errors import WireError
@@ -26,12 +27,12 @@ from sluice.types import (
     VersionSpan,
     spans_cover,
 )
-from sluice.wire.payload import Bytes, compress, decompress
+from sluice.wire.payload import decompress, is_compressed
 from sluice.wire.v1 import rollouts_pb2 as pb
 
 FORMAT = 1
-ROLLOUT_FORMAT = 2
-"""Format 1 had its numbers in repeated fields, which cost more than all the rest of a rollout's way; still read."""
+ROLLOUT_FORMAT = 3
+"""Formats 1 and 2 had their numbers in repeated fields, and in planes of bytes under zstd; still read."""
 GROUP_FORMAT = 2
 """Of groups whose rollouts share messages; in format 1 each has messages of its own."""
 M = TypeVar("M", bound=Message)
@@ -105,25 +106,31 @@ def decode_prompt(payload: bytes) -> Prompt:
 
 
 def encode_rollout(rollout: Rollout) -> bytes:
-    """Protobuf, then zstd: the payload that is hashed, split and stored."""
+    """The payload that is hashed, packed into messages and stored. Nothing in it is worth compressing."""
+    prompt_low, prompt_high = rollout.prompt_token_ids.halves()
+    low, high = rollout.token_ids.halves()
     message = pb.Rollout(
         format=ROLLOUT_FORMAT,
         run_id=rollout.run_id,
         n=rollout.n,
         attempt=rollout.attempt,
         i=rollout.i,
-        prompt_token_planes=_planes(rollout.prompt_token_ids),
-        token_planes=_planes(rollout.token_ids),
+        prompt_ids_low=prompt_low,
+        prompt_ids_high=prompt_high,
+        token_ids_low=low,
+        token_ids_high=high,
         packed_logprobs=rollout.logprobs.block,
         finish_reason=rollout.finish_reason,
         spans=[_span(s) for s in rollout.spans],
+        whole=True,
     )
-    return compress(message.SerializeToString())
+    return message.SerializeToString()
 
 
-def decode_rollout(payload: Bytes) -> Rollout:
+def decode_rollout(payload: bytes) -> Rollout:
     """Raises: WireError: not a rollout, lengths that disagree, or spans that do not cover its tokens."""
-    m = parse(pb.Rollout, decompress(payload, "rollout"), ROLLOUT_FORMAT)
+    message = decompress(payload, "rollout") if is_compressed(payload) else payload
+    m = parse(pb.Rollout, message, ROLLOUT_FORMAT)
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
     try:
         prompt_token_ids, token_ids, logprobs = _numbers(m)
@@ -147,28 +154,25 @@ def decode_rollout(payload: Bytes) -> Rollout:
 
 
 def _numbers(m: pb.Rollout) -> tuple[TokenIds, TokenIds, LogProbs]:
-    """Prompt, response and log-probs of a message of either format. Raises: ValueError."""
-    if m.format == 1:
-        return TokenIds(m.prompt_token_ids), TokenIds(m.token_ids), LogProbs(m.logprobs)
-    prompt, tokens = _from_planes(m.prompt_token_planes), _from_planes(m.token_planes)
+    """Prompt, response and log-probs of a message of any format. Raises: ValueError."""
+    match m.format:
+        case 1:
+            return TokenIds(m.prompt_token_ids), TokenIds(m.token_ids), LogProbs(m.logprobs)
+        case 2:
+            prompt, tokens = _from_planes(m.prompt_token_planes), _from_planes(m.token_planes)
+        case _ if not m.whole:
+            raise ValueError("it is cut short")
+        case _:
+            prompt = TokenIds.of_halves(m.prompt_ids_low, m.prompt_ids_high)
+            tokens = TokenIds.of_halves(m.token_ids_low, m.token_ids_high)
     return prompt, tokens, LogProbs.of_block(m.packed_logprobs)
 
 
-def _planes(ids: TokenIds) -> bytes:
-    """The lowest byte of each id, then the second of each, and so on: the upper planes are nearly all zeros."""
-    return b"".join(ids.block[plane::WIDTH] for plane in range(WIDTH))
-
-
 def _from_planes(planes: bytes) -> TokenIds:
-    """Raises: ValueError: not a whole number of ids."""
-    block, count = bytearray(len(planes)), len(planes) // WIDTH
-    if count * WIDTH == len(planes):
-        zeros = bytes(count)
-        for plane in range(WIDTH):
-            part = planes[plane * count : (plane + 1) * count]
-            if part != zeros:  # as the upper planes nearly always are, and the block already is
-                block[plane::WIDTH] = part
-    return TokenIds.of_block(bytes(block))
+    """Ids of format 2: the lowest byte of each, then the second of each, and so on. Raises: ValueError."""
+    if len(planes) % WIDTH:
+        raise ValueError(f"{len(planes)} bytes are no whole number of {WIDTH}-byte numbers")
+    return TokenIds.of_block(np.frombuffer(planes, "u1").reshape(WIDTH, -1).T.tobytes())
 
 
 def encode_group(group: Group) -> bytes:

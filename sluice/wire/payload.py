@@ -1,9 +1,8 @@
-"""Payloads as bytes: rollouts are compressed, named by a hash, and put into messages; `codec` knows what they say."""
+"""Payloads as bytes: rollouts are named by a hash and put into messages; `codec` knows what they say."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,34 +11,19 @@ from blake3 import blake3
 
 from sluice.errors import WireError
 
-ZSTD_LEVEL = -1
-"""Log-probs hardly compress and planes of token ids do at any level: a higher one saves 5 % for twice the time."""
 MAX_MESSAGE_BYTES = (1 << 20) - 4096
 """Rollouts are stored in messages below 1 MiB, headers included: the server's default refuses bigger ones."""
 HASH_BYTES = 16
 MAX_ROLLOUT_BYTES = 1 << 28
 """Largest rollout after decompression; a bomb is refused before it is unpacked."""
 
-Bytes = bytes | memoryview
 
-
-class _Contexts(threading.local):
-    """zstd's working memory, one of each kind a thread: making it takes as long as a short rollout."""
-
-    def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_CONTEXTS = _Contexts()
-
-
-def content_hash(payload: Bytes) -> bytes:
+def content_hash(payload: bytes) -> bytes:
     """BLAKE3 of the stored bytes, 128 bits of it: what a group names and a trainer verifies."""
     return blake3(payload).digest(HASH_BYTES)
 
 
-def has_content_hash(payload: Bytes, named: bytes) -> bool:
+def has_content_hash(payload: bytes, named: bytes) -> bool:
     """Whether these are the bytes that a group names; older groups name 128 bits of SHA-256, or BLAKE2b-128."""
     return (
         content_hash(payload) == named
@@ -48,18 +32,18 @@ def has_content_hash(payload: Bytes, named: bytes) -> bool:
     )
 
 
-def compress(data: bytes) -> bytes:
-    """As zstd, at the level that pays for rollouts."""
-    return _CONTEXTS.compressor.compress(data)
+def is_compressed(payload: bytes) -> bool:
+    """Whether it is a zstd frame, as rollouts of older releases are; no protobuf message of ours begins like one."""
+    return payload[: len(zstandard.FRAME_HEADER)] == zstandard.FRAME_HEADER
 
 
-def decompress(payload: Bytes, what: str) -> bytes:
+def decompress(payload: bytes, what: str) -> bytes:
     """Undo zstd. Raises: WireError: `what` is damaged, or would be over MAX_ROLLOUT_BYTES."""
     try:
         # A frame that states its size is unpacked to that size whatever limit the call names.
         if zstandard.frame_content_size(payload) > MAX_ROLLOUT_BYTES:
             raise WireError(f"{what} of {len(payload)} bytes unpacks to more than {MAX_ROLLOUT_BYTES} bytes")
-        return _CONTEXTS.decompressor.decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
+        return zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_ROLLOUT_BYTES)
     except zstandard.ZstdError as error:
         raise WireError(f"{what} of {len(payload)} bytes cannot be decompressed: {error}") from None
 
@@ -106,7 +90,7 @@ def pack(payloads: Sequence[bytes], limit: int = MAX_MESSAGE_BYTES) -> tuple[lis
     return messages, slots
 
 
-def unpack(messages: Sequence[bytes], offset: int, nbytes: int) -> Bytes:
+def unpack(messages: Sequence[bytes], offset: int, nbytes: int) -> bytes:
     """The payload that lies there; `nbytes` 0 stands for all of the messages, as groups of older releases mean it.
 
     Raises:
@@ -117,4 +101,4 @@ def unpack(messages: Sequence[bytes], offset: int, nbytes: int) -> Bytes:
         return whole
     if offset + nbytes > len(whole):
         raise WireError(f"a payload lies at bytes {offset} to {offset + nbytes} of {len(whole)}")
-    return memoryview(whole)[offset : offset + nbytes]
+    return whole[offset : offset + nbytes]

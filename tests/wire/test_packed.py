@@ -66,6 +66,22 @@ def test_what_is_no_token_id_is_refused(number: int) -> None:
         TokenIds([number])
 
 
+@given(st.lists(st.sampled_from([0, 7, 2**16 - 1, 2**16, 2**24 - 1, 2**24, 2**32 - 1]), max_size=6))
+def test_token_ids_come_back_from_their_halves_which_are_as_short_as_they_can_be(numbers: list[int]) -> None:
+    low, high = TokenIds(numbers).halves()
+    assert TokenIds.of_halves(low, high) == TokenIds(numbers)
+    largest = max(numbers, default=0)
+    width = 0 if largest < 2**16 else 1 if largest < 2**24 else 2
+    assert (len(low), len(high)) == (2 * len(numbers), width * len(numbers))
+
+
+@pytest.mark.parametrize("sizes", [(3, 0), (2, 3), (4, 1), (0, 1), (3, 3)])
+def test_halves_that_do_not_belong_together_are_refused(sizes: tuple[int, int]) -> None:
+    low, high = map(bytes, sizes)
+    with pytest.raises(ValueError, match=f"{sizes[0]} and {sizes[1]} bytes are no halves"):
+        TokenIds.of_halves(low, high)
+
+
 def test_a_block_that_ends_within_a_number_is_refused() -> None:
     with pytest.raises(ValueError, match="7 bytes are no whole number of 4-byte numbers"):
         LogProbs.of_block(bytes(7))
@@ -93,6 +109,19 @@ def in_format_1(rollout: Rollout) -> bytes:
         ],
     )
     return zstandard.compress(message.SerializeToString(), level=3)
+
+
+def in_format_2(rollout: Rollout) -> bytes:
+    """As releases before format 3 stored it."""
+    message = rollouts_pb2.Rollout.FromString(zstandard.decompress(in_format_1(rollout)))
+    message.format = 2
+    for field in ("prompt_token_ids", "token_ids", "logprobs"):
+        message.ClearField(field)
+    message.prompt_token_planes, message.token_planes = (
+        b"".join(ids.block[plane::4] for plane in range(4)) for ids in (rollout.prompt_token_ids, rollout.token_ids)
+    )
+    message.packed_logprobs = rollout.logprobs.block
+    return zstandard.compress(message.SerializeToString(), level=-1)
 
 
 def sha256(payload: bytes) -> bytes:
@@ -126,8 +155,8 @@ def findings_of_the_audit(
 
 
 @given(nouns.rollouts(max_i=7))
-def test_a_rollout_of_either_format_is_the_same_rollout_to_the_trainer_and_to_the_audit(rollout: Rollout) -> None:
-    for payload in (encode_rollout(rollout), in_format_1(rollout)):
+def test_a_rollout_of_every_format_is_the_same_rollout_to_the_trainer_and_to_the_audit(rollout: Rollout) -> None:
+    for payload in (encode_rollout(rollout), in_format_1(rollout), in_format_2(rollout)):
         assert decode_rollout(payload) == rollout
         for named in (content_hash, sha256, blake2b):
             assert findings_of_the_audit(rollout, payload, named) == []
