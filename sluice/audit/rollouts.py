@@ -139,29 +139,31 @@ def _hashes(payload: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _decode(payload: bytes) -> Rollout | None:
-    """A rollout, or None for what is none: damaged bytes, or one part of several. Of several in a message, the last."""
+    """The (first) rollout in a payload, or None for what is none: damaged bytes, or a later part of several."""
     rollout = Rollout()
     try:
         if payload.startswith(zstandard.FRAME_HEADER):  # as it was before format 3
             if zstandard.frame_content_size(payload) > MAX_BYTES:
                 return None
-            payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BYTES)
-        rollout.ParseFromString(payload)
+            header = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BYTES)
+        else:
+            header = payload[4 : 4 + int.from_bytes(payload[:4], "little")]
+        rollout.ParseFromString(header)
     except (zstandard.ZstdError, DecodeError):
         return None
-    return rollout
+    return rollout if rollout.format < 3 or len(rollout.sizes) == 5 else None
 
 
 def _lengths(rollout: Rollout) -> tuple[float, float]:
-    """Response tokens and log-probs: counted in format 1, by bytes of an id in those after it."""
-    logprobs = len(rollout.packed_logprobs) / 4
+    """Response tokens and log-probs: counted in format 1, by bytes of an id and of a log-prob in those after it."""
     match rollout.format:
         case 1:
             return len(rollout.token_ids), len(rollout.logprobs)
         case 2:
-            return len(rollout.token_planes) / 4, logprobs
+            return len(rollout.token_planes) / 4, len(rollout.packed_logprobs) / 4
         case _:
-            return len(rollout.token_ids_low) / 2, logprobs
+            _, _, tokens, _, logprobs = rollout.sizes
+            return tokens / 2, logprobs / 4
 
 
 def _differences(rollout: Rollout, summary: RolloutSummary) -> Iterator[str]:

@@ -37,8 +37,8 @@ ACK_WAIT_SECONDS = 10.0
 PARALLEL_FETCHES = 64
 TOGETHER = 32
 """Rollouts that are decoded in one go, beside the fetching of the others."""
-ASIDE_BYTES = 4 << 20
-"""From here on encoding and decoding would hold up the event loop, for 3 ms; less is not worth another thread."""
+ASIDE_BYTES = 8 << 20
+"""From here on encoding and decoding would hold up the event loop, for 4 ms; less is not worth another thread."""
 
 
 class Named(Protocol):

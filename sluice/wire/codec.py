@@ -7,6 +7,8 @@ breaks the contract (wrong lengths, missing parts, unknown names) is a WireError
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -32,7 +34,10 @@ from sluice.wire.v1 import rollouts_pb2 as pb
 
 FORMAT = 1
 ROLLOUT_FORMAT = 3
-"""Formats 1 and 2 had their numbers in repeated fields, and in planes of bytes under zstd; still read."""
+"""A message that is the header of its numbers."""
+ZSTD_FORMATS = 2
+"""Formats 1 and 2 had their numbers within the message, and all of it under zstd; still read."""
+LENGTH_BYTES, BLOCKS = 4, 5
 GROUP_FORMAT = 2
 """Of groups whose rollouts share messages; in format 1 each has messages of its own."""
 M = TypeVar("M", bound=Message)
@@ -106,34 +111,37 @@ def decode_prompt(payload: bytes) -> Prompt:
 
 
 def encode_rollout(rollout: Rollout) -> bytes:
-    """The payload that is hashed, packed into messages and stored. Nothing in it is worth compressing."""
-    prompt_low, prompt_high = rollout.prompt_token_ids.halves()
-    low, high = rollout.token_ids.halves()
+    """The payload that is hashed, packed into messages and stored: a header, and the numbers as they lie in memory."""
+    blocks = *rollout.prompt_token_ids.halves(), *rollout.token_ids.halves(), rollout.logprobs.block
     message = pb.Rollout(
         format=ROLLOUT_FORMAT,
         run_id=rollout.run_id,
         n=rollout.n,
         attempt=rollout.attempt,
         i=rollout.i,
-        prompt_ids_low=prompt_low,
-        prompt_ids_high=prompt_high,
-        token_ids_low=low,
-        token_ids_high=high,
-        packed_logprobs=rollout.logprobs.block,
         finish_reason=rollout.finish_reason,
-        spans=[_span(s) for s in rollout.spans],
-        whole=True,
+        sizes=map(len, blocks),
     )
-    return message.SerializeToString()
+    for span in rollout.spans:  # in place: see ADR 0024 on blocks that messages free
+        added = message.spans.add(start=span.start, end=span.end)
+        added.version.number, added.version.lineage = span.version.number, span.version.lineage
+    header = message.SerializeToString()
+    return b"".join((len(header).to_bytes(LENGTH_BYTES, "little"), header, *blocks))
 
 
 def decode_rollout(payload: bytes) -> Rollout:
     """Raises: WireError: not a rollout, lengths that disagree, or spans that do not cover its tokens."""
-    message = decompress(payload, "rollout") if is_compressed(payload) else payload
-    m = parse(pb.Rollout, message, ROLLOUT_FORMAT)
+    if is_compressed(payload):
+        m = parse(pb.Rollout, decompress(payload, "rollout"), ZSTD_FORMATS)
+        numbers = _numbers_of_older
+    else:
+        m = parse(pb.Rollout, _header(payload), ROLLOUT_FORMAT)
+        if m.format <= ZSTD_FORMATS:
+            raise WireError(f"a rollout of format {m.format} is not in zstd, as all of that format are")
+        numbers = partial(_numbers, payload=payload)
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
     try:
-        prompt_token_ids, token_ids, logprobs = _numbers(m)
+        prompt_token_ids, token_ids, logprobs = numbers(m)
         spans = _spans_from(m.spans)
         if not spans_cover(spans, len(token_ids)):
             borders = [(s.start, s.end) for s in spans]
@@ -153,18 +161,25 @@ def decode_rollout(payload: bytes) -> Rollout:
         raise WireError(f"{name}: {error}") from None
 
 
-def _numbers(m: pb.Rollout) -> tuple[TokenIds, TokenIds, LogProbs]:
-    """Prompt, response and log-probs of a message of any format. Raises: ValueError."""
-    match m.format:
-        case 1:
-            return TokenIds(m.prompt_token_ids), TokenIds(m.token_ids), LogProbs(m.logprobs)
-        case 2:
-            prompt, tokens = _from_planes(m.prompt_token_planes), _from_planes(m.token_planes)
-        case _ if not m.whole:
-            raise ValueError("it is cut short")
-        case _:
-            prompt = TokenIds.of_halves(m.prompt_ids_low, m.prompt_ids_high)
-            tokens = TokenIds.of_halves(m.token_ids_low, m.token_ids_high)
+def _header(payload: bytes) -> bytes:
+    return payload[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")]
+
+
+def _numbers(m: pb.Rollout, payload: bytes) -> tuple[TokenIds, TokenIds, LogProbs]:
+    """Prompt, response and log-probs behind the header. Raises: ValueError: they are not what it says."""
+    start = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
+    ends = list(accumulate(m.sizes, initial=start))
+    if len(m.sizes) != BLOCKS or ends[-1] != len(payload):
+        raise ValueError(f"{len(m.sizes)} blocks end at byte {ends[-1]}, its payload at {len(payload)}")
+    blocks = [payload[begin:end] for begin, end in pairwise(ends)]
+    return TokenIds.of_halves(*blocks[0:2]), TokenIds.of_halves(*blocks[2:4]), LogProbs.of_block(blocks[4])
+
+
+def _numbers_of_older(m: pb.Rollout) -> tuple[TokenIds, TokenIds, LogProbs]:
+    """Prompt, response and log-probs within a message of format 1 or 2. Raises: ValueError."""
+    if m.format == 1:
+        return TokenIds(m.prompt_token_ids), TokenIds(m.token_ids), LogProbs(m.logprobs)
+    prompt, tokens = _from_planes(m.prompt_token_planes), _from_planes(m.token_planes)
     return prompt, tokens, LogProbs.of_block(m.packed_logprobs)
 
 

@@ -187,8 +187,8 @@ GOLDEN: dict[str, str] = {
         "000000f03f19000000000000e03f20012a020103684d7002"
     ),
     "rollout": (
-        "0803120572756e2d31180922046131623228014a0473746f7052080a04080210011801520a0a0408031001100118026a0800"
-        "0000bf000080be720405002c0182010407000800900101"
+        "360000000803120572756e2d31180922046131623228014a0473746f7052080a04080210011801520a0a0408031001100118"
+        "027205040004000805002c0107000800000000bf000080be"
     ),
     "group": (
         "0801120572756e2d3118092204613162322a0673636f726564324f0a02292a1210000102030405060708090a0b0c0d0e0f1a"
@@ -244,7 +244,7 @@ GOLDEN: dict[str, str] = {
 
 
 def raw(name: str) -> bytes:
-    """The protobuf bytes of a sample; what zstd makes of them may differ between its releases, and need not."""
+    """The stored bytes of a sample; what zstd makes of them may differ between its releases, and need not."""
     value, encode, _, packed = SAMPLES[name]
     data = encode(value)
     return zstandard.decompress(data) if packed else data

@@ -71,7 +71,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("format", "run_id", "n", "attempt", "i", "prompt_token_ids", "token_ids", "logprobs", "finish_reason", "spans", "prompt_token_planes", "token_planes", "packed_logprobs", "prompt_ids_low", "prompt_ids_high", "token_ids_low", "token_ids_high", "whole")
+    __slots__ = ("format", "run_id", "n", "attempt", "i", "prompt_token_ids", "token_ids", "logprobs", "finish_reason", "spans", "prompt_token_planes", "token_planes", "packed_logprobs", "sizes")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
@@ -85,11 +85,7 @@ class Rollout(_message.Message):
     PROMPT_TOKEN_PLANES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_PLANES_FIELD_NUMBER: _ClassVar[int]
     PACKED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_IDS_LOW_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_IDS_HIGH_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_LOW_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_HIGH_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     format: int
     run_id: str
     n: int
@@ -103,12 +99,8 @@ class Rollout(_message.Message):
     prompt_token_planes: bytes
     token_planes: bytes
     packed_logprobs: bytes
-    prompt_ids_low: bytes
-    prompt_ids_high: bytes
-    token_ids_low: bytes
-    token_ids_high: bytes
-    whole: bool
-    def __init__(self, format: _Optional[int] = ..., run_id: _Optional[str] = ..., n: _Optional[int] = ..., attempt: _Optional[str] = ..., i: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., prompt_token_planes: _Optional[bytes] = ..., token_planes: _Optional[bytes] = ..., packed_logprobs: _Optional[bytes] = ..., prompt_ids_low: _Optional[bytes] = ..., prompt_ids_high: _Optional[bytes] = ..., token_ids_low: _Optional[bytes] = ..., token_ids_high: _Optional[bytes] = ..., whole: _Optional[bool] = ...) -> None: ...
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, format: _Optional[int] = ..., run_id: _Optional[str] = ..., n: _Optional[int] = ..., attempt: _Optional[str] = ..., i: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., finish_reason: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., prompt_token_planes: _Optional[bytes] = ..., token_planes: _Optional[bytes] = ..., packed_logprobs: _Optional[bytes] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RolloutSummary(_message.Message):
     __slots__ = ("sequences", "content_hash", "verdict", "acc", "score", "shaping", "length", "finish_reason", "oldest_version", "newest_version", "spans", "offset", "nbytes")
