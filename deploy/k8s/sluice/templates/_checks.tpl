@@ -19,8 +19,8 @@
 {{- if and $values.nats.enabled $values.nats.external.urlSecret }}
 {{- fail "nats.external.urlSecret is set, and nats.enabled=true would start a second NATS; set nats.enabled=false" }}
 {{- end }}
-{{- if and $values.nats.enabled (lt (include "sluice.natsFileBytes" . | int64) (mul (add (int $values.nats.rolloutsGiB) 4) 1073741824)) }}
-{{- fail (printf "nats.storage.sizeGiB=%d, of which streams get 95 %%, cannot hold nats.rolloutsGiB=%d and 4 GiB for the other streams" (int $values.nats.storage.sizeGiB) (int $values.nats.rolloutsGiB)) }}
+{{- if and $values.nats.enabled (lt (include "sluice.natsFileBytes" . | int64) (mul (add (int $values.nats.rolloutsGiB) (int $values.nats.groupsGiB) 3) 1073741824)) }}
+{{- fail (printf "nats.storage.sizeGiB=%d, of which streams get 95 %%, cannot hold nats.rolloutsGiB=%d, nats.groupsGiB=%d and 3 GiB for the other streams" (int $values.nats.storage.sizeGiB) (int $values.nats.rolloutsGiB) (int $values.nats.groupsGiB)) }}
 {{- end }}
 {{- $servers := dig "spec" "replicas" 0 (lookup "apps/v1" "StatefulSet" .Release.Namespace (include "sluice.name" (list . "nats")) | default dict) | int }}
 {{- /* One server alone keeps no record of its streams that a cluster could read, and the other way round. */}}
