@@ -83,12 +83,18 @@ class GroupReader:
         return source.text(rollout.token_ids)
 
     async def _stored(self, archive: Archive, run_id: str, n: int) -> Group | None:
-        """The archive comes last, so that a group that moves there meanwhile is found."""
+        """None when there is none, or none that can be read: the queue takes that for none as well.
+
+        The archive comes last, so that a group that moves there meanwhile is found.
+        """
         try:
             message = await self._bus.js.get_last_msg(subjects.GROUPS, subjects.group(run_id, n))
         except NotFoundError:
             return await archive.group(n)
-        return decode_group(message.data or b"")
+        try:
+            return decode_group(message.data or b"")
+        except WireError:
+            return None
 
 
 def _draw(history: RunHistory, n: int) -> int:

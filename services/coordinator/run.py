@@ -115,7 +115,7 @@ class Run:
         for record in history.since_batch:
             self.queue.commit(record)
         self.queue.publish(history.training_steps)
-        for sequence, group in await read_groups(self.bus, self.id, self.queue.groups_seen + 1):
+        for sequence, group in await read_groups(self.bus, self.id, self.queue.groups_seen + 1, self.dead_letter):
             self.queue.store(sequence, group)
         self.clocks.issued_at = dict.fromkeys(self.queue.in_flight_groups(), self.clocks.progress())
         if not self.supply.fault:

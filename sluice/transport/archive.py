@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import zstandard
 from nats.js.errors import APIError, NotFoundError
 
+from sluice.errors import WireError
+from sluice.telemetry import get_logger
 from sluice.transport.log import WRONG_LAST_SEQUENCE, read_stream
 from sluice.transport.nats import Bus
 from sluice.types import Group
@@ -26,17 +28,23 @@ _LENGTH = struct.Struct(">I")
 async def archive_groups(bus: Bus, run_id: str, floor: int) -> None:
     """Copy the run's GROUPS up to sequence `floor`, before they are purged.
 
+    One that cannot be read is left out: nobody could show it.
     Whoever was cut off does it again: full messages are the same again, and the server takes them once.
     """
     part: list[tuple[int, bytes]] = []
     async for sequence, payload, _ in read_stream(bus, subjects.GROUPS, subjects.groups(run_id)):
         if sequence > floor:
             break
+        try:
+            n = decode_group(payload).n
+        except WireError as error:
+            get_logger("nats").error("group_not_archived", run=run_id, sequence=sequence, error=str(error))
+            continue
         full = len(part) >= MOST_GROUPS or sum(len(held) for _, held in part) + len(payload) > MOST_BYTES
         if part and full:
             await _store(bus, run_id, part)
             part = []
-        part.append((decode_group(payload).n, payload))
+        part.append((n, payload))
     if part:
         await _store(bus, run_id, part)
 

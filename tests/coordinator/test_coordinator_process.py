@@ -21,6 +21,7 @@ from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import pending_prompts
 from sluice.types import Batch, Claim, Drop, DropReason, Issue, Lineage, Prompt, StateChange, TrainingFailed
+from sluice.wire import subjects
 from tests.coordinator.stage import ROOT, Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.servers import NatsServer
 
@@ -71,7 +72,7 @@ async def test_nothing_is_offered_before_its_issue_record_and_prompts_are_functi
         assert prompt.min_version == issue.version
 
 
-async def test_a_successor_with_no_memory_finds_the_same_next_batch(
+async def test_a_successor_with_no_memory_finds_the_same_next_batch_whatever_group_it_cannot_read(
     alone: tuple[list[Coordinator], Bus], nats_server: NatsServer
 ) -> None:
     coordinators, bus = alone
@@ -80,6 +81,7 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch(
     await stage.join()
     await wait_for_state(coordinators[0], view["id"], "running")
     first = await stage.work(most=7)
+    await bus.publish(subjects.group(view["id"], 15), b"\xff not a group")
     coordinators[0].kill()
     coordinators.append(Coordinator(nats_server.url))
     await stage.work()
@@ -91,6 +93,9 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch(
     assert {p.n for p in first} <= set(range(16))
     claims = [record for record in await stage.ledger() if isinstance(record, Claim)]
     assert len(claims) == 2
+    assert (await get(coordinators[1], f"/v1/runs/{view['id']}/groups/15"))["state"] == "in_flight"
+    await post(coordinators[1], f"/v1/runs/{view['id']}/stop")
+    await wait_for_state(coordinators[1], view["id"], "stopping")
 
 
 async def test_skips_are_on_record_and_a_successor_goes_on_in_the_same_order(

@@ -9,6 +9,7 @@ import pytest
 
 from sluice.errors import WireError
 from sluice.packed import LogProbs, TokenIds
+from sluice.transport.archive import Archive, archive_groups
 from sluice.transport.nats import Bus
 from sluice.transport.queues import (
     Delivery,
@@ -199,6 +200,20 @@ async def test_a_prompt_that_nobody_can_read_leaves_the_queue_counted_and_takes_
     numbers = [delivery.prompt.n for _ in range(2) for delivery in await queue.pull(4, wait_seconds=0.5)]
     assert numbers == [1] and unreadable == [1]
     assert await pending_prompts(bus, "run") == {1}
+
+
+async def test_a_group_that_nobody_can_read_takes_no_other_with_it_also_into_the_archive(bus: Bus) -> None:
+    await store_group(bus, group(0, "a"))
+    damaged = await bus.publish(subjects.group("run", 1), b"\xff not a group")
+    await store_group(bus, group(2, "a"))
+    unreadable: list[int] = []
+    found = await read_groups(bus, "run", 1, lambda sequence, _: unreadable.append(sequence))
+    assert ([stored.n for _, stored in found], unreadable) == ([0, 2], [damaged])
+    with pytest.raises(WireError, match="Group of 13 bytes"):
+        await read_groups(bus, "run", 1)
+    await archive_groups(bus, "run", damaged + 1)
+    archive = Archive(bus, "run")
+    assert [await archive.group(n) for n in range(3)] == [group(0, "a"), None, group(2, "a")]
 
 
 async def test_the_coordinator_brings_streams_that_others_made_to_the_deployments_limits(bus: Bus) -> None:

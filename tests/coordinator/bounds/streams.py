@@ -180,7 +180,7 @@ async def delete_prompts(connection: Connection, run_id: str) -> None:
     connection.effect(connection.streams.prompts.clear)
 
 
-async def read_groups(connection: Connection, run_id: str, start: int) -> list[tuple[int, Group]]:
+async def read_groups(connection: Connection, run_id: str, start: int, _: object) -> list[tuple[int, Group]]:
     return [(sequence, group) for sequence, group in connection.streams.groups if sequence >= start]
 
 
