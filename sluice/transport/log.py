@@ -7,7 +7,7 @@ message id is sent: the de-duplication window would answer a stale writer "store
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -119,21 +119,38 @@ async def last_sequence(bus: Bus, stream: str, subject: str) -> int:
 async def read_stream(
     bus: Bus, stream: str, subject: str, start: int = 1
 ) -> AsyncIterator[tuple[int, bytes, datetime]]:
-    """Yield (sequence, payload, time) of what `subject` holds now, from sequence `start` on, in order."""
+    """Yield (sequence, payload, time) of what `subject` holds now, from sequence `start` on, in order.
+
+    What is purged while it is read is not waited for.
+    """
     end = await last_sequence(bus, stream, subject)
     if end < start:
         return
-    async with contextlib.aclosing(follow_stream(bus, stream, subject, start)) as messages:
-        async for sequence, payload, time in messages:
-            yield sequence, payload, time
-            if sequence >= end:
+    async with contextlib.aclosing(_heard(bus, stream, subject, start)) as messages:
+        async for message in messages:
+            if message is not None:
+                yield message
+                start = message[0] + 1
+            elif await last_sequence(bus, stream, subject) < start:
+                return
+            if start > end:
                 return
 
 
 async def follow_stream(
     bus: Bus, stream: str, subject: str, start: int = 1
 ) -> AsyncGenerator[tuple[int, bytes, datetime], None]:
-    """Yield what `subject` holds from sequence `start` on, then what arrives, for ever, in order and without gaps.
+    """Yield what `subject` holds from sequence `start` on, then what arrives, for ever, in order and without gaps."""
+    async with contextlib.aclosing(_heard(bus, stream, subject, start)) as messages:
+        async for message in messages:
+            if message is not None:
+                yield message
+
+
+async def _heard(
+    bus: Bus, stream: str, subject: str, start: int
+) -> AsyncGenerator[tuple[int, bytes, datetime] | None, None]:
+    """What `follow_stream` yields, and None whenever nothing has come for QUIET_SECONDS.
 
     The consumer lives on the server; when the server forgets it (restart, inactivity), a new one starts where we were.
     So it does when a message is missing: nobody acknowledges, so what is lost on its way is not delivered again.
@@ -143,12 +160,11 @@ async def follow_stream(
         heard = 0
         try:
             while True:
-                for message in await _fetched(consumer, heard):
+                messages = await _fetched(consumer, heard)
+                if not messages:
+                    yield None
+                for message in _next(messages, heard):
                     sequence = message.metadata.sequence
-                    if sequence.consumer <= heard:
-                        continue  # it came before
-                    if sequence.consumer > heard + 1:
-                        raise _MissedError
                     heard, start = sequence.consumer, sequence.stream + 1
                     yield sequence.stream, message.data, message.metadata.timestamp
         except (NotFoundError, nats.errors.Error, _MissedError):
@@ -158,6 +174,17 @@ async def follow_stream(
                 await consumer.unsubscribe()
                 with contextlib.suppress(TimeoutError, nats.errors.Error):  # it runs out by itself
                     await bus.js.delete_consumer(stream, name)
+
+
+def _next(messages: Sequence[Msg], heard: int) -> Iterator[Msg]:
+    """Those of a consumer that follow the `heard` that have come. Raises: _MissedError: there is a gap before one."""
+    for message in messages:
+        number = message.metadata.sequence.consumer
+        if number > heard + 1:
+            raise _MissedError
+        if number > heard:
+            heard = number
+            yield message
 
 
 async def _consumer(bus: Bus, stream: str, subject: str, start: int) -> tuple[JetStreamContext.PullSubscription, str]:

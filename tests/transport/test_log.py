@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from sluice.errors import FencedError
-from sluice.transport.log import FencedLog, follow_stream, ledger_log
+from sluice.transport import log as log_module
+from sluice.transport.log import FencedLog, follow_stream, ledger_log, read_stream
 from sluice.transport.nats import Bus
 from sluice.types import Claim, Drop, DropReason, LedgerRecord
 from sluice.wire import subjects
@@ -93,6 +94,20 @@ async def test_a_follower_misses_nothing_and_repeats_nothing_over_a_restart_of_t
             await asyncio.sleep(0.05)
     follower.cancel()
     assert seen == written
+
+
+async def test_who_reads_what_is_purged_meanwhile_comes_to_an_end(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "QUIET_SECONDS", 0.3)
+    for n in range(log_module.FETCH + 4):  # more than come at once
+        await bus.publish(subjects.group("run", n), b"x")
+    await bus.publish(subjects.group("other", 0), b"x")
+    read: list[int] = []
+    async with asyncio.timeout(10):
+        async for sequence, _, _ in read_stream(bus, subjects.GROUPS, subjects.groups("run")):
+            if not read:
+                await bus.js.purge_stream(subjects.GROUPS, subject=subjects.groups("run"))
+            read.append(sequence)
+    assert read == list(range(1, log_module.FETCH + 1))
 
 
 async def test_who_has_read_a_subject_leaves_nothing_behind_on_the_server(bus: Bus) -> None:
