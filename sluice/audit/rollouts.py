@@ -120,7 +120,7 @@ class RolloutCheck:
             self.findings.append(Finding(Fault.ROLLOUT_SWAPPED, detail))
             return
         rollout = _decode(payload)
-        if rollout is None:
+        if rollout is None or not _is_whole(rollout, payload):
             self.findings.append(Finding(Fault.UNREADABLE, f"{expected.name} cannot be decoded"))
             return
         self.attempts[rollout.n].add(rollout.attempt)
@@ -140,9 +140,10 @@ def _hashes(payload: bytes) -> tuple[bytes, bytes, bytes]:
 
 def _decode(payload: bytes) -> Rollout | None:
     """The (first) rollout in a payload, or None for what is none: damaged bytes, or a later part of several."""
-    rollout = Rollout()
+    rollout, formats = Rollout(), range(3, 4)
     try:
         if payload.startswith(zstandard.FRAME_HEADER):  # as it was before format 3
+            formats = range(1, 3)
             if zstandard.frame_content_size(payload) > MAX_BYTES:
                 return None
             header = zstandard.ZstdDecompressor().decompress(payload, max_output_size=MAX_BYTES)
@@ -151,7 +152,16 @@ def _decode(payload: bytes) -> Rollout | None:
         rollout.ParseFromString(header)
     except (zstandard.ZstdError, DecodeError):
         return None
-    return rollout if rollout.format < 3 or len(rollout.sizes) == 5 else None
+    return rollout if rollout.format in formats and (rollout.format < 3 or len(rollout.sizes) == 5) else None
+
+
+def _is_whole(rollout: Rollout, payload: bytes) -> bool:
+    """Whether the blocks behind the header are those that it names; before format 3 all was within the message."""
+    if rollout.format < 3:
+        return True
+    header, sizes = int.from_bytes(payload[:4], "little"), rollout.sizes
+    halves = all(high in (0, low / 2, low) for low, high in ((sizes[0], sizes[1]), (sizes[2], sizes[3])))
+    return halves and 4 + header + sum(sizes) == len(payload)
 
 
 def _lengths(rollout: Rollout) -> tuple[float, float]:

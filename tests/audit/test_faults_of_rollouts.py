@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import zstandard
 
 from sluice.audit import Fault
+from sluice.errors import WireError
 from sluice.transport.nats import Bus
 from sluice.types import (
     BatchGroup,
@@ -89,6 +91,34 @@ async def test_another_attempts_rollout_is_found_even_when_the_group_names_its_h
 
     edit_group(world, 2, 0, swap)
     assert kinds(await audited(bus, world)) == {Fault.ROLLOUT_SWAPPED}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda payload: payload[:-4],
+        lambda payload: payload + bytes(4),
+        lambda payload: bytes(4),
+        lambda payload: b"\2\0\0\0\x08\4",
+        zstandard.compress,
+    ],
+    ids=["cut off", "with more behind it", "empty", "of a later format", "in zstd"],
+)
+async def test_a_rollout_that_no_trainer_can_read_is_found_even_when_its_group_names_its_hash(
+    bus: Bus, damage: Callable[[bytes], bytes]
+) -> None:
+    world = played()
+
+    def spoil(group: BatchGroup) -> BatchGroup:
+        mine = group.rollouts[0]
+        payload = damage(world.rollouts[mine.sequences[0]])
+        with pytest.raises(WireError):
+            decode_rollout(payload)
+        world.rollouts[mine.sequences[0]] = payload
+        return replace(group, rollouts=(replace(mine, content_hash=content_hash(payload)), *group.rollouts[1:]))
+
+    edit_group(world, 2, 0, spoil)
+    assert kinds(await audited(bus, world)) == {Fault.UNREADABLE}
 
 
 async def test_two_rollouts_of_a_group_with_each_others_rewards_are_found(bus: Bus) -> None:
