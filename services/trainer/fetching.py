@@ -11,7 +11,7 @@ from services.trainer.packing import MicroBatch, PackingLimits, pack
 from services.trainer.ranks import Ranks
 from services.trainer.sequence import SequenceGroup
 from sluice.config import RunSpec
-from sluice.errors import SluiceError
+from sluice.errors import SluiceError, WireError
 from sluice.transport.nats import Bus
 from sluice.transport.queues import fetch_rollouts
 from sluice.types import Batch, BatchGroup, Rollout
@@ -50,6 +50,8 @@ class Fetcher:
             if self._ranks.leads:
                 rollouts = self._rollouts([group for groups in plan for group in groups])
                 share = assemble_share(plan, rollouts, self._spec, self._limits)
+        except WireError as error:
+            failure = WireError(f"batch {batch.k}: {error}")
         except SluiceError as error:
             failure = error
         self._ranks.agree(failure)

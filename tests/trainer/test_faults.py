@@ -140,7 +140,7 @@ async def test_a_rollout_that_is_not_the_one_the_group_was_scored_on_is_never_tr
     assert await train(settings) == 4
     assert list(await versions(bus)) == ["v0.1"]
     (alarm,) = await events(bus, "alarm")
-    assert "content hash" in alarm["error"]
+    assert "batch 0: rollout at" in alarm["error"] and "content hash" in alarm["error"]
 
 
 async def test_a_run_that_asks_for_other_ranks_ends_and_leaves_the_trainer_to_the_next(
