@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from nats.js.errors import NotFoundError
 
@@ -61,7 +62,7 @@ class GroupReader:
                 "reward_seconds": stored.reward_seconds,
                 "sample_text": stored.sample_text,
                 "error": stored.error,
-                "rollouts": tuple([_rollout(r, await self._text(source, r)) for r in stored.rollouts]),
+                "rollouts": tuple(map(_rollout, stored.rollouts, await _texts(self._bus, source, stored.rollouts))),
             }
         return GroupDetailView.model_validate(view)
 
@@ -71,16 +72,6 @@ class GroupReader:
             return await self._sources.of(history)
         except ConfigError:
             return None
-
-    async def _text(self, source: PromptSource | None, summary: RolloutSummary) -> str | None:
-        """The response behind a summary, checked by its hash; None once it is purged."""
-        if source is None:
-            return None
-        try:
-            (rollout,) = await fetch_rollouts(self._bus, [summary])
-        except WireError:
-            return None
-        return source.text(rollout.token_ids)
 
     async def _stored(self, archive: Archive, run_id: str, n: int) -> Group | None:
         """None when there is none, or none that can be read: the queue takes that for none as well.
@@ -95,6 +86,23 @@ class GroupReader:
             return decode_group(message.data or b"")
         except WireError:
             return None
+
+
+async def _texts(bus: Bus, source: PromptSource | None, summaries: Sequence[RolloutSummary]) -> list[str | None]:
+    """The response behind each summary, checked by its hash; None once it is purged.
+
+    What shares a message is fetched with it, once, and is gone with it.
+    """
+    if source is None:
+        return [None] * len(summaries)
+    texts: list[str | None] = []
+    for _, neighbours in groupby(summaries, key=lambda summary: summary.sequences):
+        together = list(neighbours)
+        try:
+            texts += [source.text(rollout.token_ids) for rollout in await fetch_rollouts(bus, together)]
+        except WireError:
+            texts += [None] * len(together)
+    return texts
 
 
 def _draw(history: RunHistory, n: int) -> int:

@@ -17,12 +17,25 @@ from sluice.audit.findings import Fault
 from sluice.audit.recount import audit
 from sluice.cli import main
 from sluice.data import load_prompts
+from sluice.data.prompt_tokens import load_tokenizer
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
-from sluice.transport.queues import pending_prompts
-from sluice.types import Batch, Claim, Drop, DropReason, Issue, Lineage, Prompt, StateChange, TrainingFailed
+from sluice.transport.queues import PromptQueue, pending_prompts, store_group
+from sluice.types import (
+    Batch,
+    Claim,
+    Drop,
+    DropReason,
+    Issue,
+    Lineage,
+    PolicyVersion,
+    Prompt,
+    StateChange,
+    TrainingFailed,
+)
 from sluice.wire import subjects
 from tests.coordinator.stage import ROOT, Coordinator, Stage, create, get, post, spec, wait_for_state
+from tests.faults.rollouts import rollouts_of, store_attempt
 from tests.servers import NatsServer
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
@@ -96,6 +109,27 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch_whatever_gro
     assert (await get(coordinators[1], f"/v1/runs/{view['id']}/groups/15"))["state"] == "in_flight"
     await post(coordinators[1], f"/v1/runs/{view['id']}/stop")
     await wait_for_state(coordinators[1], view["id"], "stopping")
+
+
+async def test_a_group_is_shown_with_the_responses_of_its_attempt_until_they_are_purged(
+    coordinator: Coordinator, shared_bus: Bus
+) -> None:
+    stage = Stage(shared_bus, (await create(coordinator, spec()))["id"])
+    await stage.join()
+    await wait_for_state(coordinator, stage.run_id, "running")
+    queue = await PromptQueue.join(shared_bus, stage.run_id)
+    (delivery,), version = await queue.pull(1, wait_seconds=10), PolicyVersion(0, 1)
+    group = await store_attempt(shared_bus, delivery.prompt, version)
+    assert len({rollout.sequences for rollout in group.rollouts}) == 1, "they share a message"
+    assert await store_group(shared_bus, group)
+    tokenizer, path = load_tokenizer(ROOT / spec().model.path), f"/v1/runs/{stage.run_id}/groups/{group.n}"
+    said = [
+        tokenizer.decode(list(r.token_ids), skip_special_tokens=True)
+        for r in rollouts_of(delivery.prompt, version, group.attempt)
+    ]
+    assert [rollout["text"] for rollout in (await get(coordinator, path))["rollouts"]] == said
+    await shared_bus.js.purge_stream(subjects.ROLLOUTS, subject=subjects.rollouts(stage.run_id))
+    assert [rollout["text"] for rollout in (await get(coordinator, path))["rollouts"]] == [None, None]
 
 
 async def test_skips_are_on_record_and_a_successor_goes_on_in_the_same_order(
