@@ -64,16 +64,15 @@ class Books:
         self._uncounted.add(n)
 
     def count(self, sequence: int, group: Group, reason: DropReason | None) -> None:
-        """The outcomes of a live group that was stored at GROUPS `sequence`."""
+        """The outcomes of a group that was stored at GROUPS `sequence`."""
         if sequence > self._counted and group.status is GroupStatus.SCORED:
             self._add(group, reason)
 
-    def count_late(self, group: Group, reason: DropReason | None) -> None:
+    def count_late(self, sequence: int, group: Group, reason: DropReason | None) -> None:
         """A stored group that is no longer live: news only if a DROP record has settled it since the last batch."""
         if group.n in self._uncounted:
             self._uncounted.discard(group.n)
-            if group.status is GroupStatus.SCORED:
-                self._add(group, reason)
+            self.count(sequence, group, reason)  # a successor hears groups again that were kept at the last batch
 
     def _add(self, group: Group, reason: DropReason | None) -> None:
         reward = acc = 0.0

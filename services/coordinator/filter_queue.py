@@ -256,7 +256,7 @@ class FilterQueue:
                 self._rollouts_seen = max(self._rollouts_seen, stored)
         live, reason = self.live.get(group.n), drop_reason(group, self.rules.filter)
         if live is None or live.group is not None:
-            self._books.count_late(group, reason)
+            self._books.count_late(sequence, group, reason)
             return None
         self._books.count(sequence, group, reason)
         if reason is not None:
