@@ -13,7 +13,7 @@ from typing import Any
 from services.rollout.completion import Completion, read_completions
 from services.rollout.run import RunUnfitError
 from sluice.errors import WaitTimeoutError
-from sluice.transport.engine import EngineConnection, EngineDownError, EngineRefusedError, answer, granted
+from sluice.transport.engine import EngineConnection, EngineDownError, EngineRefusedError, answer, granted, text
 from sluice.transport.http import HttpAnswer
 from sluice.types import Prompt
 
@@ -89,13 +89,14 @@ class Engine:
         """Go on sampling."""
         granted(await self._control("/continue_generation", {}))
 
-    async def update_weights(self, folder: Path, version: str, seconds: float) -> bool:
-        """Load the weights in `folder` (absolute). False: it refused or failed, and what it holds now is unknown."""
+    async def update_weights(self, folder: Path, version: str, seconds: float) -> str:
+        """Load the weights in `folder` (absolute). Returns nothing, or why not: what it holds is unknown then."""
         body = {"model_path": str(folder), "weight_version": version, "flush_cache": True}
         response = await self._connection.call(
             "/update_weights_from_disk", body, seconds=seconds, knob="deadlines.weight_sync_seconds", admin=True
         )
-        return response.status_code == 200 and bool(answer(response).get("success"))
+        done = response.status_code == 200 and bool(answer(response).get("success"))
+        return "" if done else f"{response.status_code} {text(response)}"
 
     async def flush(self) -> bool:
         """Drop cached prefixes of old weights. False: the engine says that it is busy."""

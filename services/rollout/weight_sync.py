@@ -188,12 +188,17 @@ class WeightSync:
 
     async def _update(self, folder: Path, version: str) -> None:
         """A refusal says nothing about what was loaded: the version the engine reports decides, else it loads again."""
+        refusal = ""
         for _ in range(LOAD_TRIES):
-            clean = await self._engine.update_weights(folder, version, self._seconds)
+            refusal = await self._engine.update_weights(folder, version, self._seconds)
             if await self._engine.weight_version() == version:
-                await self._flush(clean)
+                await self._flush(clean_update=not refusal)
                 return
-        raise EngineRefusedError(f"engine does not serve {version} from {folder} after {LOAD_TRIES} tries")
+        raise EngineRefusedError(
+            f"engine {self._engine.url} does not serve {version} from {folder} after {LOAD_TRIES} tries: "
+            f"{refusal or 'it says that it loaded them, and names another version'}; it must have been started with "
+            f"the model of the run, model.path = {self._run.spec.model.path!r}"
+        )
 
     async def _flush(self, clean_update: bool) -> None:
         """A clean update has flushed already, and some servers refuse while retracted requests wait."""
@@ -212,14 +217,18 @@ class WeightSync:
         await asyncio.to_thread(remove_old, self._cache, self._run.id, CACHED_VERSIONS, [version])
 
     async def _report(self, error: Exception, since: float | None) -> float:
-        """Say what stands in the way; returns since when it does, starting anew with each alarm."""
+        """Say what stands in the way; returns since when it does, starting anew with each alarm.
+
+        An engine that refuses the weights will not change its mind: that is an alarm at once.
+        """
         kind = "down" if isinstance(error, EngineDownError) else type(error).__name__.removesuffix("Error").lower()
         metrics.WEIGHT_SYNC_FAILURES.labels(self._run.id, kind).inc()
         if isinstance(error, EngineDownError):
             await self._set_held(None)
         self._log.warning("weight_sync_failed", error=str(error), held=str(self.held))
         now = time.monotonic()
-        if since is not None and now - since > self._seconds:
+        refused = since is None and isinstance(error, EngineRefusedError)
+        if refused or (since is not None and now - since > self._seconds):
             fields = {"wait": "weight_sync", "error": str(error), "knob": "deadlines.weight_sync_seconds"}
             await publish_event(self._run.bus, self._run.id, "alarm", fields)
             return now

@@ -79,6 +79,8 @@ async def submit(spec: RunSpec, at: str | None, key: str | None, detach: bool, r
     A run that `--resume auto` finds finished needs neither.
     """
     async with connect(at) as client:
+        if at is None:
+            print(f"the only stack here has its API at {client.url}", file=sys.stderr, flush=True)
         with _saying_what_takes_long():
             run = await create(client, spec, key, resume)
         print(told(run), flush=True)

@@ -110,4 +110,4 @@ async def _serve(name: str, options: StackOptions, file: Path) -> None:
 def _greet(running: RunningStack, file: Path) -> None:
     print(f"API   {running.stack.api_url}  (documentation at /docs)")
     print(f"logs  {running.folder / 'logs'}")
-    print(f"next  sluice run {file}", flush=True)
+    print(f"next  sluice run {file} --at {running.folder.name}", flush=True)

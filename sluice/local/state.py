@@ -90,7 +90,8 @@ def find_stack(name: str | None, artifacts: Path = ARTIFACTS) -> StackState:
         raise ConfigError(f"no stack called {name!r} runs in this folder; running: {names or 'none'}; see `sluice up`")
     if not stacks:
         raise ConfigError(
-            "no stack runs in this folder; start one with `sluice up RUN_FILE`, or give the API's address with --at"
+            "no stack runs in this folder; start one with `sluice up RUN_FILE`, or say where another is (--at with its "
+            "API's address; --nats-url for an audit)"
         )
     if len(stacks) > 1:
         raise ConfigError(

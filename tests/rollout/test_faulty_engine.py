@@ -12,6 +12,7 @@ from sluice.types import GroupStatus, PolicyVersion
 from tests.rollout.conftest import StartWorker
 from tests.rollout.sglang import Answer, Body, SglangServer, sample, slowly
 from tests.rollout.stage import RUN, RewardServer, Stage, eventually
+from tests.rollout.test_weight_sync import events
 
 POISON = 17
 
@@ -87,6 +88,8 @@ async def test_an_update_that_was_refused_is_loaded_again_and_nothing_is_generat
     await eventually(lambda: len(server.bodies("/update_weights_from_disk")) >= 4)
     assert server.bodies("/generate") == []
     assert {"rid": "", "abort_all": True} in server.bodies("/abort_request")
+    said = str((await events(stage, "alarm", 1))[0]["error"])
+    assert "Failed to get weights iterator." in said and "model.path = " in said, "at once, and what is to be mended"
 
     server.update = server.apply_update
     group = (await stage.groups(1))[0]
