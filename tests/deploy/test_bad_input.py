@@ -234,7 +234,7 @@ def test_no_line_shows_a_password(processes: Processes, tmp_path: Path) -> None:
         ("SLUICE_STREAM_REPLICAS", "9", "must be at most 5"),
         ("SLUICE_STREAM_REPLICAS", "1.5", "must be a whole number"),
         ("SLUICE_ALLOW_REMOTE_CODE", "perhaps", "must be true or false"),
-        ("SLUICE_LOG_LEVEL", "loud", "must be one of 'debug', 'info', 'warning' or 'error'"),
+        ("SLUICE_LOG_LEVEL", "loud", "must be one of 'debug', 'info', 'warning', 'error' or 'critical'"),
         ("SLUICE_NATS_URL", "nats://", "'nats://' is not of the form nats://HOST:4222"),
         ("SLUICE_REDIS_URL", "redis://h/x", "is not of the form redis://HOST:6379/0"),
     ],
