@@ -177,18 +177,18 @@ async def store_rollouts(bus: Bus, rollouts: Sequence[Rollout]) -> list[Stored]:
         return *pack(payloads), [content_hash(payload) for payload in payloads]
 
     numbers = sum(len(r.token_ids) + len(r.logprobs) + len(r.prompt_token_ids) for r in rollouts)
-    payloads, slots, hashes = await _aside(encode, WIDTH * numbers)
-    sequences = await bus.publish_all(_messages(rollouts[0], payloads) if payloads else [])
+    bodies, slots, hashes = await _aside(encode, WIDTH * numbers)
+    sequences = await bus.publish_all(_messages(rollouts[0], bodies) if bodies else [])
     return [
         Stored(tuple(sequences[at] for at in slot.messages), digest, slot.offset, slot.nbytes)
         for slot, digest in zip(slots, hashes, strict=True)
     ]
 
 
-def _messages(first: Rollout, payloads: Sequence[bytes]) -> list[Message]:
+def _messages(first: Rollout, bodies: Sequence[bytes]) -> list[Message]:
     """The messages of the attempt whose first rollout this is."""
     subject, name = subjects.rollouts(first.run_id), f"{first.run_id}/{first.n}/{first.attempt}/{first.i}"
-    return [Message(subject, payload, {"Nats-Msg-Id": f"{name}/{at}"}) for at, payload in enumerate(payloads)]
+    return [Message(subject, body, {"Nats-Msg-Id": f"{name}/{at}"}) for at, body in enumerate(bodies)]
 
 
 async def _aside(work: Callable[[], T], nbytes: int) -> T:
