@@ -6,8 +6,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from sluice.local.binaries import valkey_server
+
+ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 START_SECONDS = 20.0
 
@@ -49,3 +54,31 @@ def wait_for_port(port: int, seconds: float = START_SECONDS) -> None:
         except OSError:
             time.sleep(0.02)
     raise TimeoutError(f"nothing listens on port {port} after {seconds} s")
+
+
+@contextmanager
+def valkey(folder: Path) -> Iterator[str]:
+    """A Redis-protocol server that keeps nothing; its address."""
+    port = free_port()
+    command = [valkey_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with _running(subprocess.Popen(command, stdout=subprocess.DEVNULL), port):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextmanager
+def simulated_engine(model: Path, latency: str) -> Iterator[str]:
+    """The simulated engine, right and wrong in turn; its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "bench.simulated.engine", "--model", str(model), "--port", str(port)]
+    with _running(subprocess.Popen([*command, "--latency", latency, "--keep-rate", "1"], cwd=ROOT), port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _running(process: subprocess.Popen[bytes], port: int) -> Iterator[None]:
+    try:
+        wait_for_port(port)
+        yield
+    finally:
+        process.kill()
+        process.wait()

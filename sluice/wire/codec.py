@@ -135,10 +135,11 @@ def decode_rollout(payload: bytes) -> Rollout:
         m = parse(pb.Rollout, decompress(payload, "rollout"), ZSTD_FORMATS)
         numbers = _numbers_of_older
     else:
-        m = parse(pb.Rollout, _header(payload), ROLLOUT_FORMAT)
+        start = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
+        m = parse(pb.Rollout, payload[LENGTH_BYTES:start], ROLLOUT_FORMAT)
         if m.format <= ZSTD_FORMATS:
             raise WireError(f"a rollout of format {m.format} is not in zstd, as all of that format are")
-        numbers = partial(_numbers, payload=payload)
+        numbers = partial(_numbers, payload=payload, start=start)
     name = f"rollout {m.run_id}/{m.n}/{m.attempt}/{m.i}"
     try:
         prompt_token_ids, token_ids, logprobs = numbers(m)
@@ -161,13 +162,8 @@ def decode_rollout(payload: bytes) -> Rollout:
         raise WireError(f"{name}: {error}") from None
 
 
-def _header(payload: bytes) -> bytes:
-    return payload[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")]
-
-
-def _numbers(m: pb.Rollout, payload: bytes) -> tuple[TokenIds, TokenIds, LogProbs]:
-    """Prompt, response and log-probs behind the header. Raises: ValueError: they are not what it says."""
-    start = LENGTH_BYTES + int.from_bytes(payload[:LENGTH_BYTES], "little")
+def _numbers(m: pb.Rollout, payload: bytes, start: int) -> tuple[TokenIds, TokenIds, LogProbs]:
+    """Prompt, response and log-probs from byte `start` on, behind the header. Raises: ValueError: it says otherwise."""
     ends = list(accumulate(m.sizes, initial=start))
     if len(m.sizes) != BLOCKS or ends[-1] != len(payload):
         raise ValueError(f"{len(m.sizes)} blocks end at byte {ends[-1]}, its payload at {len(payload)}")

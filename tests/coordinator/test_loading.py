@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,26 +13,20 @@ from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.run import Run
 from services.coordinator.written import Written
 from sluice.data import load_prompts, manifest_of
-from sluice.local.binaries import valkey_server
 from sluice.telemetry import get_logger
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus
 from sluice.types import RunCreated, RunState, StateChange
 from tests.coordinator.stage import spec
-from tests.servers import free_port, wait_for_port
+from tests.servers import valkey
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 
 
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    command = [valkey_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait_for_port(port)
-    yield f"redis://127.0.0.1:{port}/0"
-    server.kill()
-    server.wait()
+    with valkey(tmp_path) as url:
+        yield url
 
 
 async def test_a_run_whose_data_is_being_read_says_so_and_how_far_that_is(bus: Bus, redis_url: str) -> None:

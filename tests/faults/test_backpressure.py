@@ -6,8 +6,6 @@ A real coordinator, worker, reward server and trainer; the engine is simulated, 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +25,8 @@ from tests.faults.test_named import scrape
 from tests.faults.test_purge import settings_of
 from tests.faults.work import PATIENCE, until
 from tests.local.processes import supervised, valkey
-from tests.rollout.stage import ROOT, Process, WorkerProcess, wait_until
-from tests.servers import free_port, wait_for_port
+from tests.rollout.stage import Process, WorkerProcess, wait_until
+from tests.servers import free_port, simulated_engine
 from tests.trainer.running import train
 
 pytestmark = [
@@ -41,13 +39,8 @@ SLOTS = 4
 @pytest.fixture(scope="module")
 def engine_url(tiny_model: Path) -> Iterator[str]:
     """Answers at once, right and wrong in turn."""
-    port = free_port()
-    command = [sys.executable, "-m", "bench.simulated.engine", "--model", str(tiny_model), "--port", str(port)]
-    process = subprocess.Popen([*command, "--latency", "constant:0.02", "--keep-rate", "1"], cwd=ROOT)
-    wait_for_port(port)
-    yield f"http://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
+    with simulated_engine(tiny_model, "constant:0.02") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 
 from sluice.transport.nats import Bus
 from sluice.types import GroupStatus, Sampling
-from tests.rollout.stage import ROOT, RewardServer, Stage, WorkerProcess, eventually
-from tests.servers import free_port, wait_for_port
+from tests.rollout.stage import RewardServer, Stage, WorkerProcess, eventually
+from tests.servers import simulated_engine
 
 PROMPTS = 160
 SLOTS = "4"
@@ -23,13 +21,8 @@ SLOTS = "4"
 @pytest.fixture
 def engine_url(tiny_model: Path) -> Iterator[str]:
     """A simulated engine that all workers share; each response takes 0.3 s."""
-    port = free_port()
-    command = [sys.executable, "-m", "bench.simulated.engine", "--model", str(tiny_model), "--port", str(port)]
-    process = subprocess.Popen([*command, "--latency", "constant:0.3", "--keep-rate", "1"], cwd=ROOT)
-    wait_for_port(port)
-    yield f"http://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
+    with simulated_engine(tiny_model, "constant:0.3") as url:
+        yield url
 
 
 async def test_from_one_worker_to_eight_to_two_every_prompt_becomes_one_group(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,23 +11,17 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from sluice.local.binaries import valkey_server
 from sluice.views import WorkerView
 from tests.rollout.conftest import StartProcess
 from tests.rollout.stage import EngineServer, Stage, eventually
 from tests.rollout.test_weight_sync import events
-from tests.servers import free_port, wait_for_port
+from tests.servers import valkey
 
 
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    command = [valkey_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait_for_port(port)
-    yield f"redis://127.0.0.1:{port}/0"
-    server.kill()
-    server.wait()
+    with valkey(tmp_path) as url:
+        yield url
 
 
 async def test_a_worker_is_seen_while_it_lives_and_gone_when_it_leaves(
