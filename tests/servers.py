@@ -33,10 +33,16 @@ class NatsServer:
         wait_for_port(self.port)
 
     def kill(self) -> None:
-        """kill -9."""
+        """kill -9. What its consumers had delivered may be forgotten: acks of it get no answer then."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, as an operator stops it: everything is on disk when it ends."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(START_SECONDS)
 
 
 def free_port() -> int:

@@ -17,7 +17,7 @@ def restart(server: NatsServer, max_payload: int) -> None:
     """The same server, with this limit from now on."""
     config: Path = server.store.with_suffix(".conf")
     config.write_text(f"max_payload: {max_payload}\n")
-    server.kill()
+    server.stop()
     server.start("-c", str(config))
 
 
