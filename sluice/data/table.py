@@ -20,6 +20,7 @@ from sluice.errors import ConfigError
 from sluice.locations import locate, model_folder
 from sluice.types import Origin
 
+KNOB = "data.train_files"
 TOKENISE_ROWS = 2048
 
 Progress = Callable[["TableCounts"], None]
@@ -111,7 +112,7 @@ def load_prompts(spec: RunSpec, progress: Progress | None = None) -> PromptTable
     empty = [file for file, left in zip(spec.data.train_files, counts.of_files, strict=True) if not left]
     if not rows or (spec.data.mixing_weights and empty):
         raise ConfigError(
-            f"data.train_files: no prompt is left of {', '.join(empty)}: {counts.rows_read} rows, "
+            f"{KNOB}: no prompt is left of {', '.join(empty)}: {counts.rows_read} rows, "
             f"{counts.duplicates} duplicates, {counts.overlong} over data.max_prompt_length = "
             f"{spec.data.max_prompt_length}"
         )
@@ -135,13 +136,19 @@ class _Reader:
 
     def __iter__(self) -> Iterator[SourceRow]:
         for file in self._of_files:
-            path = locate(file, "dataset", "data.train_files")
-            for row in read_rows(file, path, self._config, self._verifier):
+            for row in self._read(file):
                 self._rows_read += 1
                 if self._config.deduplicate and self._is_copy(row):
                     self._duplicates += 1
                 else:
                     yield row
+
+    def _read(self, file: str) -> Iterator[SourceRow]:
+        path = locate(file, "dataset", KNOB)
+        try:
+            yield from read_rows(file, path, self._config, self._verifier)
+        except ConfigError as error:  # which file or row; whoever reads it also needs to know where that is said
+            raise ConfigError(f"{KNOB}: {error}") from None
 
     def _is_copy(self, row: SourceRow) -> bool:
         key = hashlib.blake2b(row.content.encode(), digest_size=16).digest()

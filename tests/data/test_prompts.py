@@ -208,14 +208,14 @@ def test_a_parquet_cell_in_another_encoding_is_refused_by_row_and_column(tmp_pat
         ("a.txt", b"prompt\n1\n", r"is none of \.parquet, \.jsonl"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_by_name(
+def test_a_file_that_cannot_be_read_is_refused_by_field_and_name(
     tmp_path: Path, spec_of: SpecOf, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
         load_prompts(spec_of(tmp_path / name))
-    assert name in str(caught.value)
+    assert str(caught.value).startswith("data.train_files: ") and name in str(caught.value)
 
 
 def test_a_conversation_that_the_models_template_refuses_is_refused_by_row(tmp_path: Path, spec_of: SpecOf) -> None:
