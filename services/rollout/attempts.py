@@ -78,7 +78,7 @@ class Attempts:
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            return await self._bus.asking(call)
+            return await self._bus.asking(subjects.ATTEMPTS_BUCKET, call)
         except RETRYABLE as error:
             raise TransientError(f"bucket {subjects.ATTEMPTS_BUCKET!r} does not answer: {error}") from None
 

@@ -24,7 +24,7 @@ async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
         (subjects.ROLLOUTS, subjects.rollouts(run_id), floors.rollouts),
     ):
         if floor:
-            async for attempt in bus.retrying():
+            async for attempt in bus.retrying(subject):
                 with attempt:
                     # The server keeps the sequence that it is given and what comes after.
                     await bus.js.purge_stream(stream, seq=floor + 1, subject=subject)
@@ -33,7 +33,7 @@ async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
 async def nearly_full(bus: Bus) -> bool:
     """Whether ROLLOUTS or GROUPS is three quarters full, so that a checkpoint is due early to make room."""
     for stream in (subjects.ROLLOUTS, subjects.GROUPS):
-        info = await bus.asking(partial(bus.js.stream_info, stream))
+        info = await bus.asking(stream, partial(bus.js.stream_info, stream))
         if (limit := info.config.max_bytes or 0) > 0 and info.state.bytes >= NEARLY_FULL * limit:
             return True
     return False

@@ -93,7 +93,7 @@ async def publish_evaluation_prompt(bus: Bus, asked: EvaluationPrompt) -> None:
 async def waiting_evaluation_prompts(bus: Bus, run_id: str, number: int) -> set[int]:
     """The n of the prompts of an evaluation that are in EVAL_PROMPTS now, delivered or not."""
     subject = subjects.evaluation_prompts(run_id, number)
-    info = await bus.asking(lambda: bus.js.stream_info(subjects.EVAL_PROMPTS, subjects_filter=subject))
+    info = await bus.asking(subject, lambda: bus.js.stream_info(subjects.EVAL_PROMPTS, subjects_filter=subject))
     return {int(found.rsplit(".", 1)[1]) for found in info.state.subjects or {}}
 
 
@@ -127,7 +127,7 @@ async def read_evaluation_groups(bus: Bus, run_id: str, number: int) -> list[Eva
 async def stored_evaluation_groups(bus: Bus, run_id: str, number: int) -> set[int]:
     """The n of the prompts of an evaluation whose group is stored."""
     subject = subjects.evaluation_groups(run_id, number)
-    info = await bus.asking(lambda: bus.js.stream_info(subjects.EVAL_GROUPS, subjects_filter=subject))
+    info = await bus.asking(subject, lambda: bus.js.stream_info(subjects.EVAL_GROUPS, subjects_filter=subject))
     return {int(found.rsplit(".", 1)[1]) for found in info.state.subjects or {}}
 
 
@@ -142,6 +142,6 @@ async def clear_evaluation(bus: Bus, run_id: str, number: int) -> None:
         (subjects.EVAL_PROMPTS, subjects.evaluation_prompts(run_id, number)),
         (subjects.EVAL_GROUPS, subjects.evaluation_groups(run_id, number)),
     ):
-        async for attempt in bus.retrying():
+        async for attempt in bus.retrying(subject):
             with attempt:
                 await bus.js.purge_stream(stream, subject=subject)

@@ -108,7 +108,7 @@ def trainer_log(bus: Bus, run_id: str) -> FencedLog[TrainerRecord]:
 async def last_sequence(bus: Bus, stream: str, subject: str) -> int:
     """Sequence of the newest message of `subject` (wildcards allowed); 0 when there is none."""
     try:
-        async for attempt in bus.retrying():
+        async for attempt in bus.retrying(subject):
             with attempt:
                 return int((await bus.js.get_last_msg(stream, subject)).seq or 0)
     except NotFoundError:
@@ -197,7 +197,7 @@ async def _consumer(bus: Bus, stream: str, subject: str, start: int) -> tuple[Je
         inactive_threshold=60.0,
         mem_storage=True,
     )
-    async for attempt in bus.retrying():
+    async for attempt in bus.retrying(subject):
         with attempt:
             return await bus.js.pull_subscribe(subject, stream=stream, config=config), str(config.name)
     raise AssertionError("unreachable: the retry loop returns or raises")

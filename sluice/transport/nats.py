@@ -129,17 +129,21 @@ class Bus:
             await self.nc.flush(timeout=2)
         await self.nc.close()
 
-    def retrying(self) -> AsyncRetrying:
-        """Retry what a restarting or full server refuses, with back-off and jitter, until the bus deadline."""
+    def retrying(self, where: str) -> AsyncRetrying:
+        """Retry what a restarting or full server refuses, with back-off and jitter, until the bus deadline.
+
+        Args:
+            where: the stream, subject or bucket that is asked, for the log.
+        """
         return AsyncRetrying(
             retry=retry_if_exception_type(RETRYABLE),
             stop=stop_after_delay(self.deadline_seconds),
             wait=wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
-            before_sleep=self._note_try,
+            before_sleep=partial(self._note_try, where),
             reraise=True,
         )
 
-    async def asking(self, request: Callable[[], Awaitable[T]]) -> T:
+    async def asking(self, where: str, request: Callable[[], Awaitable[T]]) -> T:
         """What `request` answers, made again as `retrying` does. Raises: what it raised last.
 
         The first try goes without the machinery of the others, which costs as much as a request.
@@ -147,22 +151,24 @@ class Bus:
         try:
             return await request()
         except RETRYABLE as error:
-            self._note(error)
-        async for attempt in self.retrying():
+            self._note(where, error)
+        async for attempt in self.retrying(where):
             with attempt:
                 return await request()
         raise AssertionError("unreachable: the retry loop returns or raises")
 
-    def _note_try(self, state: RetryCallState) -> None:
+    def _note_try(self, where: str, state: RetryCallState) -> None:
         if state.outcome is not None and (error := state.outcome.exception()) is not None:
-            self._note(error)
+            self._note(where, error)
 
-    def _note(self, error: BaseException) -> None:
-        """Count a request that is made again; the log says from time to time why, long before the deadline does."""
+    def _note(self, where: str, error: BaseException) -> None:
+        """Count a request that is made again; the log says now and then where and why, before the deadline does."""
         RETRIES.inc()
         if time.monotonic() - self._said_at >= REMIND_SECONDS:
             self._said_at = time.monotonic()
-            self._log.warning("nats_retrying", error=str(error) or repr(error), deadline_seconds=self.deadline_seconds)
+            self._log.warning(
+                "nats_retrying", where=where, error=str(error) or repr(error), deadline_seconds=self.deadline_seconds
+            )
 
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
         """Store one message and return its stream sequence.
@@ -173,7 +179,7 @@ class Bus:
             nats.js.errors.APIError: the server refused it, e.g. a fence.
         """
         with self._storing(subject, len(payload)):
-            return int((await self.asking(lambda: self.js.publish(subject, payload, headers=headers))).seq)
+            return int((await self.asking(subject, lambda: self.js.publish(subject, payload, headers=headers))).seq)
 
     async def publish_all(self, messages: Sequence[Message]) -> list[int]:
         """Store messages, many on their way at once, and return their stream sequences, in order.
@@ -184,7 +190,7 @@ class Bus:
         for burst in bursts(messages):
             stored: dict[int, int] = {}
             with self._storing(burst[0].subject, max(len(message.payload) for message in burst)):
-                await self.asking(partial(self._burst.store, burst, stored))
+                await self.asking(burst[0].subject, partial(self._burst.store, burst, stored))
             sequences += [stored[number] for number in range(len(burst))]
         return sequences
 
@@ -194,7 +200,7 @@ class Bus:
 
         async def fetch(run: range) -> None:
             while run:
-                await self.asking(partial(self._burst.fetch, stream, run, found))
+                await self.asking(stream, partial(self._burst.fetch, stream, run, found))
                 if run.start not in found:
                     return
                 run = range(next((at for at in run if at not in found), run.stop), run.stop)
@@ -231,11 +237,11 @@ class Bus:
         """
         try:
             for config in stream_table(limits or StreamLimits()):
-                async for attempt in self.retrying():
+                async for attempt in self.retrying(str(config.name)):
                     with attempt:
                         await self._ensure(config, update=limits is not None)
             if limits is not None:
-                async for attempt in self.retrying():
+                async for attempt in self.retrying(BUCKET_STREAM + "*"):
                     with attempt:
                         await self._replicate_buckets(limits.replicas)
         except (APIError, *RETRYABLE) as error:

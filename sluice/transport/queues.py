@@ -130,7 +130,7 @@ async def join_work(bus: Bus, stream: str, subject: str, durable: str) -> Any:
         max_ack_pending=1_000_000,
         filter_subject=subject,
     )
-    async for attempt in bus.retrying():
+    async for attempt in bus.retrying(subject):
         with attempt:
             return await bus.js.pull_subscribe(subject, durable=durable, stream=stream, config=config)
     raise AssertionError("unreachable: the retry loop returns or raises")
