@@ -13,7 +13,7 @@ from nats.js.errors import APIError
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
 from services.rollout.completion import Completion, ForeignWeightsError
-from services.rollout.group import RETRY_SECONDS, Bench, attempted, quietly, say_in_progress
+from services.rollout.group import RETRY_SECONDS, Bench, attempted, keep_storing, quietly, say_in_progress
 from services.rollout.run import NATS_FAULTS, Run
 from services.rollout.scoring import verdicts_of
 from sluice.cancellation import end_tasks
@@ -265,5 +265,5 @@ def _failed(asked: EvaluationPrompt, error: str, bench: Bench) -> EvaluationGrou
 
 
 async def _commit(group: EvaluationGroup, bench: Bench) -> str:
-    won = await store_evaluation_group(bench.run.bus, group)
+    won = await keep_storing(lambda: store_evaluation_group(bench.run.bus, group), bench)
     return ("failed" if group.error else "stored") if won else "lost"

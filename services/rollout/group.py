@@ -57,11 +57,11 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
     consumes:     one prompt of PROMPTS
     produces:     its rollouts in ROLLOUTS, then its group in GROUPS; then the prompt is acked
     waits for:    the policy version ("policy_version"), the engine ("generate"), verdicts ("reward"), room ("store")
-    unblocked by: the trainer, the engine, the reward service; each wait has its deadline in the run's spec, and a full
-                  stream until the bus deadline
-    on failure:   the prompt is handed back; an attempt in which the engine died or refused is counted, and after
-                  rollout.max_attempts of them the group is stored as `failed`. A group that somebody else stored first
-                  is left to them
+    unblocked by: the trainer, the engine, the reward service, a checkpoint that makes room in a full stream; each wait
+                  has its deadline, in the run's spec or the bus's
+    on failure:   the prompt is handed back; what is finished is kept, and waits on for its room. An attempt in which
+                  the engine died or refused is counted, and after rollout.max_attempts of them the group is stored as
+                  `failed`. A group that somebody else stored first is left to them
     """
     beating = asyncio.create_task(say_in_progress(delivery), name="in_progress")
     status = "handed_back"
@@ -146,8 +146,7 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
     if judged.keep:
         shared = TokenIds(prompt.token_ids)
         rollouts = [_rollout(prompt, shared, attempt, i, completion) for i, completion in enumerate(completions)]
-        with metrics.waiting(bench.run.id, "store"):
-            stored = await store_rollouts(bench.run.bus, rollouts)
+        stored = await keep_storing(lambda: store_rollouts(bench.run.bus, rollouts), bench)
         pairs = zip(summaries, stored, strict=True)
         summaries = tuple(replace(s, **asdict(at)) for s, at in pairs)
     return Group(
@@ -231,8 +230,7 @@ def _failed(prompt: Prompt, attempt: str, error: str, bench: Bench) -> Group:
 
 
 async def _commit(group: Group, bench: Bench) -> str:
-    with metrics.waiting(bench.run.id, "store"):
-        won = await store_group(bench.run.bus, group)
+    won = await keep_storing(lambda: store_group(bench.run.bus, group), bench)
     bench.run.log.info(
         "group_stored" if won else "group_lost_to_another_attempt",
         status=str(group.status),
@@ -244,6 +242,16 @@ async def _commit(group: Group, bench: Bench) -> str:
         error=group.error,
     )
     return str(group.status) if won else "lost"
+
+
+async def keep_storing(store: Callable[[], Awaitable[G]], bench: Bench) -> G:
+    """What `store` returns, asked again whenever the bus deadline passes: tokens cost more than patience."""
+    with metrics.waiting(bench.run.id, "store"):
+        while True:
+            try:
+                return await store()
+            except (TransientError, TimeoutError) as error:
+                bench.run.log.warning("still_waiting", wait="store", error=str(error))
 
 
 async def say_in_progress(delivery: Delivery) -> None:
