@@ -12,7 +12,7 @@ import typer
 from sluice.client import RunsClient
 from sluice.environment import check_nats_url
 from sluice.errors import ConfigError
-from sluice.local.state import find_stack
+from sluice.local.state import StackState, find_stack, running_stacks
 from sluice.secrets import read_secret, redact_url
 
 T = TypeVar("T")
@@ -27,7 +27,8 @@ At = Annotated[
     ),
 ]
 NatsUrl = Annotated[
-    str | None, typer.Option("--nats-url", envvar="SLUICE_NATS_URL", help="Address of NATS; default: the local stack.")
+    str | None,
+    typer.Option("--nats-url", envvar="SLUICE_NATS_URL", help="Address of NATS; default: that of the stack of --at."),
 ]
 RunId = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's id, as `sluice runs` lists it.", show_default=False)
@@ -45,18 +46,33 @@ def connect(at: str | None) -> RunsClient:
     return RunsClient(url, read_secret("SLUICE_API_TOKEN", os.environ))
 
 
-def nats_address(given: str | None, stack: str | None) -> str:
+def nats_address(given: str | None, at: str | None) -> str:
     """Address of NATS: as given, of SLUICE_NATS_URL or the file that SLUICE_NATS_URL_FILE names, or of a local stack.
+
+    Args:
+        at: which local stack, by its name or the address of its API; None: the only one in this folder.
 
     Raises:
         ConfigError: it is no address, or no such stack runs in this folder.
     """
-    url = given or read_secret("SLUICE_NATS_URL", os.environ) or find_stack(stack).nats_url
+    url = given or read_secret("SLUICE_NATS_URL", os.environ) or _local_stack(at).nats_url
     try:
         check_nats_url(url)
     except ValueError as error:
         raise ConfigError(f"--nats-url (SLUICE_NATS_URL)={redact_url(url)}: {error}") from None
     return url
+
+
+def _local_stack(at: str | None) -> StackState:
+    if at is None or "://" not in at:
+        return find_stack(at)
+    for stack in running_stacks():
+        if stack.api_url == at.rstrip("/"):
+            return stack
+    raise ConfigError(
+        f"--at (SLUICE_API_URL) = {redact_url(at)}: no stack of this folder has its API there, and no API tells where "
+        "its NATS is; give --nats-url (SLUICE_NATS_URL) too"
+    )
 
 
 async def newest_run(client: RunsClient) -> str:

@@ -85,9 +85,8 @@ def replay(  # noqa: PLR0913, PLR0917  # an option each: typer reads the signatu
     if train == changed or (start and not train):
         raise ConfigError("give --train (and --from), or one of --verifier NAME, --metric NAME and --no-filter")
     if train:
-        stack = None if at and "://" in at else at
         again = Again(run, start, tolerance, weights_tolerance, json_)
-        raise typer.Exit(train_again(again, nats_address(nats_url, stack)))
+        raise typer.Exit(train_again(again, nats_address(nats_url, at)))
     changes = wait_for(_replay(run, verifier, metric, no_filter, last, at))
     print(json.dumps(_fields(changes))) if json_ else _show(run, changes)
 

@@ -91,12 +91,10 @@ def find_stack(name: str | None, artifacts: Path = ARTIFACTS) -> StackState:
     if not stacks:
         raise ConfigError(
             "no stack runs in this folder; start one with `sluice up RUN_FILE`, or say where another is (--at with its "
-            "API's address; --nats-url for an audit)"
+            "API's address; --nats-url for `audit` and `replay --train`)"
         )
     if len(stacks) > 1:
-        raise ConfigError(
-            f"several stacks run in this folder ({names}); choose one by name (--at, or --stack for an audit)"
-        )
+        raise ConfigError(f"several stacks run in this folder ({names}); choose one by name (--at)")
     return stacks[0]
 
 

@@ -37,6 +37,11 @@ CASES = {
         ["audit", "tiny-0", "--nats-url", "nats:4222"],
         "--nats-url (SLUICE_NATS_URL)=nats:4222: 'nats:4222' is not of the form nats://HOST:4222",
     ),
+    "an audit at an API that tells of no NATS": (
+        ["audit", "tiny-0", "--at", "http://127.0.0.1:1"],
+        "--at (SLUICE_API_URL) = http://127.0.0.1:1: no stack of this folder has its API there, and no API tells where "
+        "its NATS is; give --nats-url (SLUICE_NATS_URL) too",
+    ),
     "a list that is none": (
         ["run", "configs/tiny.toml", "--set", "data.train_files=3"],
         "data.train_files = 3: must be a list",

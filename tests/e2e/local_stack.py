@@ -66,7 +66,7 @@ class LocalStack:
 
     def audit(self, run_id: str) -> dict[str, Any]:
         """What `sluice audit` says of a run."""
-        command = [*SLUICE, "audit", run_id, "--nats-url", self.state.nats_url, "--json"]
+        command = [*SLUICE, "audit", run_id, "--at", self.name, "--json"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         return dict(json.loads(done.stdout))
 

@@ -88,7 +88,7 @@ async def test_the_plain_reference_fed_the_recorded_batches_agrees_with_the_whol
 async def test_a_replay_in_one_process_finds_every_loss_and_every_weight_again(
     stack: LocalStack, run: RunView, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", run.id, "--train", "--json", "--nats-url", stack.state.nats_url]) == 0
+    assert main(["replay", run.id, "--train", "--json", "--at", stack.state.api_url]) == 0
     found = json.loads(capfd.readouterr().out)
     assert (found["from"], found["agrees"]) == (0, True)
     assert [row["version"] for row in found["versions"]] == [f"v{number}.1" for number in range(STEPS + 1)]
