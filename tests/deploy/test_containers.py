@@ -8,6 +8,8 @@ import tomllib
 import pytest
 import yaml
 
+from services.coordinator.config import CoordinatorConfig
+from services.reward.config import RewardSettings
 from sluice.local.run import MODEL_MAKERS
 from tests.deploy.compose_file import CONTAINERS, ONE_SHOT, ROOT, THEIRS, resolved, text
 
@@ -58,16 +60,38 @@ def test_no_secret_is_written_down() -> None:
 
 
 def test_what_can_be_set_is_listed_with_its_default() -> None:
-    listed: dict[str, str] = {}
-    for name in ("env.example", "gpu.env"):
-        content = (ROOT / "deploy/compose" / name).read_text(encoding="utf-8")
-        listed |= dict(re.findall(r"^(?:# )?([A-Z_]+)=(\S*)", content, re.MULTILINE))
-    used = set(re.findall(r"\$\{([A-Z_]+)", text()))
-    assert used - set(listed) == set()
-    assert set(listed) - used == {"COMPOSE_PROFILES"}
+    used = set(re.findall(r"\$\{([A-Z_]+)", text())) | passed_on()
+    assert used - set(listed()) == set()
+    assert set(listed()) - used == {"COMPOSE_PROFILES"}
     for variable, default in re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", text()):
         if variable not in ("CPU_REPLICAS", "MODEL", "MODELS"):
-            assert listed[variable] == default, variable
+            assert listed()[variable] == default, variable
+    passed = {name: value for name, value in listed().items() if name in passed_on() and value}
+    assert passed
+    assert CoordinatorConfig.from_environment(passed) == CoordinatorConfig.from_environment({})
+    assert RewardSettings.from_environment(passed) == RewardSettings.from_environment({})
+
+
+def test_what_the_runbook_tells_to_change_can_be_set() -> None:
+    runbook = (ROOT / "docs/operations.md").read_text(encoding="utf-8").partition("\n## Runbook\n")[2]
+    named = set(re.findall(r"SLUICE_[A-Z_]+", runbook))
+    assert named
+    assert named - set(listed()) == set()
+
+
+def listed() -> dict[str, str]:
+    """Value of every variable in the two files that say what can be set."""
+    found: dict[str, str] = {}
+    for name in ("env.example", "gpu.env"):
+        content = (ROOT / "deploy/compose" / name).read_text(encoding="utf-8")
+        found |= dict(re.findall(r"^(?:# )?([A-Z_]+)=(\S*)", content, re.MULTILINE))
+    return found
+
+
+def passed_on() -> set[str]:
+    """Variables that a container has as they are where Compose is called, if they are set there."""
+    services = resolved().values()
+    return {name for service in services for name, value in service.get("environment", {}).items() if value is None}
 
 
 def test_builds_name_services_and_folders_that_exist() -> None:
