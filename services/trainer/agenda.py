@@ -49,8 +49,8 @@ Item = Train | Save | Idle | Finish
 class Agenda:
     """Turns ledger records into items, each record once and in order."""
 
-    def __init__(self, feed: LedgerFeed, spec: RunSpec, nearly_full: Callable[[], bool], log: Logger) -> None:
-        self._feed, self._spec, self._nearly_full, self._log = feed, spec, nearly_full, log
+    def __init__(self, feed: LedgerFeed, spec: RunSpec, room_wanted: Callable[[Floors], bool], log: Logger) -> None:
+        self._feed, self._spec, self._room_wanted, self._log = feed, spec, room_wanted, log
         self._items: deque[Item] = deque()
         self._quiet_since = time.monotonic()
         self._reminder = Reminder()
@@ -119,7 +119,7 @@ class Agenda:
             raise PermanentError(f"LEDGER holds batch {batch.k} at sequence {self.covered}, where {self.k} belongs")
         self.k += 1
         due = self.k % self._spec.checkpoint.interval == 0 or self.k == self._spec.trainer.total_steps
-        self._items.append(Train(without_skipped(batch, self._skipped), save=due or self._nearly_full()))
+        self._items.append(Train(without_skipped(batch, self._skipped), save=due or self._room_wanted(batch.floors)))
 
     def _save_if_new(self) -> None:
         if self.saved_k != self.k:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from sluice.transport.archive import archive_groups
+from sluice.transport.log import stored_up_to
 from sluice.transport.nats import Bus
 from sluice.types import Floors
 from sluice.wire import subjects
 
 NEARLY_FULL = 0.75
+WORTH = 0.1
+"""Of the room that is left: what a run's checkpoint gives back must be as much, or another run's is wanted."""
 
 
 async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
@@ -19,10 +22,7 @@ async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
     """
     if floors.groups:
         await archive_groups(bus, run_id, floors.groups)
-    for stream, subject, floor in (
-        (subjects.GROUPS, subjects.groups(run_id), floors.groups),
-        (subjects.ROLLOUTS, subjects.rollouts(run_id), floors.rollouts),
-    ):
+    for stream, subject, floor in _share(run_id, floors):
         if floor:
             async for attempt in bus.retrying(subject):
                 with attempt:
@@ -30,10 +30,28 @@ async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
                     await bus.js.purge_stream(stream, seq=floor + 1, subject=subject)
 
 
-async def nearly_full(bus: Bus) -> bool:
-    """Whether ROLLOUTS or GROUPS is three quarters full, so that a checkpoint is due early to make room."""
-    for stream in (subjects.ROLLOUTS, subjects.GROUPS):
+async def room_is_wanted(bus: Bus, run_id: str, floors: Floors) -> bool:
+    """Whether a checkpoint is due early, as ROLLOUTS or GROUPS is three quarters full and it would make room there.
+
+    All runs share the streams: one that holds little of what fills them would save again and again for nothing. The
+    fuller a stream is, the less is worth a checkpoint, so that none is left that could make room when it is full.
+
+    Args:
+        floors: of the newest batch: what lies below them nobody needs once it is saved.
+    """
+    for stream, subject, floor in _share(run_id, floors):
         info = await bus.asking(stream, partial(bus.js.stream_info, stream))
-        if (limit := info.config.max_bytes or 0) > 0 and info.state.bytes >= NEARLY_FULL * limit:
-            return True
+        limit, held = info.config.max_bytes or 0, info.state
+        if limit > 0 and held.bytes >= NEARLY_FULL * limit:
+            given_back = held.bytes * await stored_up_to(bus, stream, subject, floor) / held.messages
+            if given_back > WORTH * (limit - held.bytes):
+                return True
     return False
+
+
+def _share(run_id: str, floors: Floors) -> tuple[tuple[str, str, int], ...]:
+    """(stream, subjects, floor) of what a run holds and checkpoints purge."""
+    return (
+        (subjects.GROUPS, subjects.groups(run_id), floors.groups),
+        (subjects.ROLLOUTS, subjects.rollouts(run_id), floors.rollouts),
+    )

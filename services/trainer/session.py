@@ -17,7 +17,7 @@ from services.trainer.evaluations import Evaluations
 from services.trainer.ledger import LedgerFeed
 from services.trainer.loop import follow
 from services.trainer.presence import keep_present
-from services.trainer.purge import nearly_full
+from services.trainer.purge import room_is_wanted
 from services.trainer.ranks import Ranks
 from services.trainer.records import Recorder
 from services.trainer.sweep import sweep
@@ -29,7 +29,7 @@ from sluice.transport.lease import Lease
 from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
 from sluice.transport.queues import publish_event
-from sluice.types import TrainerRecord, TrainingFailed
+from sluice.types import Floors, TrainerRecord, TrainingFailed
 from sluice.weights.server import WeightServer
 
 T = TypeVar("T")
@@ -147,7 +147,11 @@ class Session:
 
     def _agenda(self, claim: Claim) -> Agenda:
         feed = LedgerFeed(self.nats, self.bus, claim.run_id)
-        agenda = Agenda(feed, claim.spec, lambda: self.nats.call(nearly_full(self.bus), "stream sizes"), self.log)
+
+        def room_wanted(floors: Floors) -> bool:
+            return self.nats.call(room_is_wanted(self.bus, claim.run_id, floors), "stream sizes")
+
+        agenda = Agenda(feed, claim.spec, room_wanted, self.log)
         agenda.go_on(claim.skipped, claim.resumed_at)
         if claim.restored is not None:
             agenda.resume(claim.k, claim.covered)

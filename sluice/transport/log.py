@@ -116,6 +116,20 @@ async def last_sequence(bus: Bus, stream: str, subject: str) -> int:
     raise AssertionError("unreachable: the retry loop returns or raises")
 
 
+async def stored_up_to(bus: Bus, stream: str, subject: str, end: int) -> int:
+    """How many messages of `subject` (wildcards allowed) are stored up to sequence `end`; the server counts them."""
+    after = await _stored_from(bus, stream, subject, end + 1)
+    return await _stored_from(bus, stream, subject, 1) - after
+
+
+async def _stored_from(bus: Bus, stream: str, subject: str, start: int) -> int:
+    consumer, name = await _consumer(bus, stream, subject, start)
+    try:
+        return (await bus.asking(subject, consumer.consumer_info)).num_pending or 0
+    finally:
+        await _forget(bus, stream, name, consumer)
+
+
 async def read_stream(
     bus: Bus, stream: str, subject: str, start: int = 1
 ) -> AsyncIterator[tuple[int, bytes, datetime]]:
@@ -170,10 +184,7 @@ async def _heard(
         except (NotFoundError, nats.errors.Error, _MissedError):
             continue
         finally:
-            if bus.nc.is_connected:
-                await consumer.unsubscribe()
-                with contextlib.suppress(TimeoutError, nats.errors.Error):  # it runs out by itself
-                    await bus.js.delete_consumer(stream, name)
+            await _forget(bus, stream, name, consumer)
 
 
 def _next(messages: Sequence[Msg], heard: int) -> Iterator[Msg]:
@@ -201,6 +212,13 @@ async def _consumer(bus: Bus, stream: str, subject: str, start: int) -> tuple[Je
         with attempt:
             return await bus.js.pull_subscribe(subject, stream=stream, config=config), str(config.name)
     raise AssertionError("unreachable: the retry loop returns or raises")
+
+
+async def _forget(bus: Bus, stream: str, name: str, consumer: JetStreamContext.PullSubscription) -> None:
+    if bus.nc.is_connected:
+        await consumer.unsubscribe()
+        with contextlib.suppress(TimeoutError, nats.errors.Error):  # it runs out by itself
+            await bus.js.delete_consumer(stream, name)
 
 
 async def _fetched(consumer: JetStreamContext.PullSubscription, heard: int) -> list[Msg]:

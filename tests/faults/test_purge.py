@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from services.trainer.config import TrainerSettings
+from services.trainer.purge import room_is_wanted
 from sluice.audit import audit
 from sluice.transport.log import read_stream, trainer_log
 from sluice.transport.nats import Bus
 from sluice.transport.queues import Delivery, PromptQueue, store_group
-from sluice.types import Batch, Checkpoint, Group, Lineage, TrainerRecord, Version
+from sluice.types import Batch, Checkpoint, Floors, Group, Lineage, TrainerRecord, Version
 from sluice.wire import subjects
 from tests.coordinator.stage import Coordinator, create, spec, wait_for_state
 from tests.faults.conftest import StartCoordinator
@@ -198,3 +199,20 @@ async def test_a_stream_that_fills_up_between_checkpoints_is_emptied_by_early_on
     early = [k for k, _ in await run.checkpoints() if k < steps]
     assert len(early) >= 2, "none of them was due by the interval"
     await assert_clean(nats_url, run, groups=2 * steps)
+
+
+async def test_only_who_holds_a_share_of_a_full_stream_that_it_can_give_back_checkpoints_early(bus: Bus) -> None:
+    config = (await bus.js.stream_info(subjects.ROLLOUTS)).config
+    await bus.js.update_stream(config, max_bytes=100_000)
+    small = await bus.publish(subjects.rollouts("small"), bytes(1000))
+    large = [await bus.publish(subjects.rollouts("large"), bytes(1000)) for _ in range(75)][-1]
+
+    async def wanted(run: str, below: int) -> bool:
+        return await room_is_wanted(bus, run, Floors(0, below))
+
+    assert await wanted("large", large) and not await wanted("large", small), "only what lies below its floors is given"
+    assert not await wanted("small", large) and not await wanted("none", large)
+    for _ in range(19):
+        await bus.publish(subjects.rollouts("large"), bytes(1000))
+    assert await wanted("small", large), "with hardly any room left, everything counts"
+    assert not await wanted("none", large)
