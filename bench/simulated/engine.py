@@ -12,22 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from bench.simulated.generation import Generator, Request
 from bench.simulated.generation import Response as Planned
 from bench.simulated.latency import Latency, parse_latency, sample_seconds
 from bench.simulated.responses import Responder, outcomes
-
-CLIENT_CLOSED_REQUEST = 499
+from bench.simulated.server import Reply, Routes, as_json, serve
 
 
 class SimulatedEngine:
@@ -39,76 +31,63 @@ class SimulatedEngine:
         self._latency, self._keep_rate, self._pace = latency, keep_rate, pace
         self._generator = Generator(concurrency)
 
-    def app(self) -> Starlette:
-        posts = {
-            "/generate": self.generate,
-            "/pause_generation": self.pause,
-            "/continue_generation": self.resume,
-            "/abort_request": self.abort,
-            "/update_weights_from_disk": self.update_weights,
-            "/flush_cache": self.flush,
+    def routes(self) -> Routes:
+        return {
+            "POST /generate": self.generate,
+            "POST /pause_generation": self.pause,
+            "POST /continue_generation": self.resume,
+            "POST /abort_request": self.abort,
+            "POST /update_weights_from_disk": self.update_weights,
+            "POST /flush_cache": self.flush,
+            "GET /model_info": self.model_info,
+            "GET /server_info": self.server_info,
+            "GET /health": self.health,
         }
-        gets = {"/model_info": self.model_info, "/server_info": self.server_info, "/health": self.health}
-        routes = [Route(path, handler, methods=["POST"]) for path, handler in posts.items()]
-        return Starlette(routes=routes + [Route(path, handler) for path, handler in gets.items()])
 
-    async def generate(self, http: HttpRequest) -> Response:
-        """All samples of one prompt, when the longest has had its time; nothing for a client that has gone away."""
-        request = self._plan(await http.json())
-        work = asyncio.ensure_future(self._generator.generate(request))
-        gone = asyncio.ensure_future(http.receive())  # the body is read, so the next message is the disconnection
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
-            answers = work.result()
-            return JSONResponse(answers if len(answers) > 1 else answers[0])
-        finally:
-            for task in (work, gone):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+    async def generate(self, body: dict[str, Any]) -> Reply:
+        """All samples of one prompt, when the longest has had its time."""
+        answers = await self._generator.generate(self._plan(body))
+        return as_json(answers if len(answers) > 1 else answers[0])
 
     def _plan(self, body: dict[str, Any]) -> Request:
         wish = body["sampling_params"]
         seed, count, most = int(wish["sampling_seed"]), int(wish["n"]), int(wish["max_new_tokens"])
-        rights = outcomes(seed, self._keep_rate, count)
+        wrong_and_right = self._responder.answers(body["input_ids"])
         responses = []
-        for i, right in enumerate(rights):
+        for i, right in enumerate(outcomes(seed, self._keep_rate, count)):
             seconds = sample_seconds(self._latency, seed, i)
-            tokens = self._responder.tokens(body["input_ids"], right, min(most, max(1, round(seconds * self._pace))))
+            length = min(most, max(1, round(seconds * self._pace)))
+            tokens = self._responder.padded(wrong_and_right[right], length)
             responses.append(Planned(tokens[:most], len(tokens) < most, seconds))
         return Request(str(body["rid"]), responses)
 
-    async def pause(self, http: HttpRequest) -> Response:
+    async def pause(self, body: object) -> Reply:
         self._generator.pause()
-        return JSONResponse({"success": True, "message": "paused", "status": "ok"})
+        return as_json({"success": True, "message": "paused", "status": "ok"})
 
-    async def resume(self, http: HttpRequest) -> Response:
+    async def resume(self, body: object) -> Reply:
         self._generator.resume()
-        return JSONResponse({"success": True, "message": "continued", "status": "ok"})
+        return as_json({"success": True, "message": "continued", "status": "ok"})
 
-    async def abort(self, http: HttpRequest) -> Response:
-        body = await http.json()
+    async def abort(self, body: dict[str, Any]) -> Reply:
         self._generator.abort(None if body.get("abort_all") else str(body.get("rid")))
-        return Response(status_code=200)
+        return Reply()
 
-    async def update_weights(self, http: HttpRequest) -> Response:
+    async def update_weights(self, body: dict[str, Any]) -> Reply:
         """Serve another version from now on. Its folder must be there, nothing of it is read."""
-        body = await http.json()
         if not (Path(body["model_path"]) / "manifest.json").is_file():
-            return JSONResponse({"success": False, "message": f"{body['model_path']} holds no version"}, 400)
+            return as_json({"success": False, "message": f"{body['model_path']} holds no version"}, 400)
         self._generator.version = str(body["weight_version"])
-        return JSONResponse({"success": True, "message": "noted", "num_paused_requests": len(self._generator.running)})
+        return as_json({"success": True, "message": "noted", "num_paused_requests": len(self._generator.running)})
 
-    async def flush(self, http: HttpRequest) -> Response:
-        return PlainTextResponse("Cache flushed.\n")
+    async def flush(self, body: object) -> Reply:
+        return Reply(b"Cache flushed.\n", kind="text/plain")
 
-    async def model_info(self, http: HttpRequest) -> Response:
-        return JSONResponse({"weight_version": self._generator.version, "is_generation": True})
+    async def model_info(self, body: object) -> Reply:
+        return as_json({"weight_version": self._generator.version, "is_generation": True})
 
-    async def server_info(self, http: HttpRequest) -> Response:
-        return JSONResponse(
+    async def server_info(self, body: object) -> Reply:
+        return as_json(
             {
                 "version": "SIMULATED",
                 "vocab_size": self._config["vocab_size"],
@@ -118,8 +97,8 @@ class SimulatedEngine:
             }
         )
 
-    async def health(self, http: HttpRequest) -> Response:
-        return Response(status_code=200)
+    async def health(self, body: object) -> Reply:
+        return Reply()
 
 
 def main() -> None:
@@ -135,15 +114,7 @@ def main() -> None:
     engine = SimulatedEngine(
         chosen.model, parse_latency(chosen.latency), chosen.keep_rate, chosen.pace, chosen.concurrency or None
     )
-    uvicorn.run(
-        engine.app(),
-        host=chosen.host,
-        port=chosen.port,
-        log_level="warning",
-        access_log=False,
-        backlog=2048,
-        timeout_graceful_shutdown=1,
-    )
+    asyncio.run(serve(engine.routes(), chosen.host, chosen.port))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ class Request:
     """How long it has been generating so far, pauses left out."""
     versions: list[tuple[str, float]] = field(default_factory=list)
     """Each version that generated it, with `seconds` when the next one took over."""
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: bool = False
+    disturbed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something has changed: look again at the clock, at `aborted`, and at whether the engine is paused."""
 
     @property
     def needs(self) -> float:
@@ -45,35 +47,33 @@ class Generator:
         self.version = "initial"
         self.running: set[Request] = set()
         """With those that wait for room: an abort reaches them when it is their turn."""
-        self._room = asyncio.Semaphore(concurrency) if concurrency else None
-        self._going = asyncio.Event()
-        self._going.set()
-        self._paused = asyncio.Event()
-
-    @property
-    def paused(self) -> bool:
-        return self._paused.is_set()
+        self._room = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
+        self._paused = False
 
     def pause(self) -> None:
         """Stop every request's clock."""
-        self._going.clear()
-        self._paused.set()
+        self._paused = True
+        self._disturb()
 
     def resume(self) -> None:
-        self._paused.clear()
-        self._going.set()
+        self._paused = False
+        self._disturb()
 
     def abort(self, rid: str | None) -> None:
         """End the request of this id, or all."""
-        for request in list(self.running):
-            if rid in (None, request.rid):
-                request.aborted.set()
+        for request in self.running:
+            request.aborted |= rid in (None, request.rid)
+        self._disturb()
+
+    def _disturb(self) -> None:
+        for request in self.running:
+            request.disturbed.set()
 
     async def generate(self, request: Request) -> list[dict[str, Any]]:
         """Take the request's time, then give SGLang's answer for each of its samples."""
         self.running.add(request)
         try:
-            async with self._room or nullcontext():
+            async with self._room:
                 await self._spend(request)
         finally:
             self.running.discard(request)
@@ -81,31 +81,26 @@ class Generator:
 
     async def _spend(self, request: Request) -> None:
         """Let its clock run to the end, but not while the engine is paused; note who generated when."""
-        while request.seconds < request.needs and not request.aborted.is_set():
-            await _first(self._going, request.aborted)
+        needs = request.needs
+        while request.seconds < needs and not request.aborted:
+            request.disturbed.clear()
+            if self._paused:
+                await request.disturbed.wait()
+                continue
             version, begin = self.version, time.monotonic()
-            await _first(self._paused, request.aborted, seconds=request.needs - request.seconds)
-            request.seconds = min(request.seconds + time.monotonic() - begin, request.needs)
+            alarm = asyncio.get_running_loop().call_later(needs - request.seconds, request.disturbed.set)
+            try:
+                await request.disturbed.wait()
+            finally:
+                alarm.cancel()
+            request.seconds = min(request.seconds + time.monotonic() - begin, needs)
             request.versions.append((version, request.seconds))
-
-
-async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Wait for one of the events, or for `seconds`."""
-    tasks = [asyncio.ensure_future(event.wait()) for event in events if not event.is_set()]
-    if len(tasks) < len(events):
-        seconds = 0.0
-    try:
-        if tasks and (seconds is None or seconds > 0):
-            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _answer(request: Request, i: int, version: str) -> dict[str, Any]:
     response = request.responses[i]
     made = len(response.tokens)
-    if request.aborted.is_set():
+    if request.aborted:
         made = min(made, int(made * request.seconds / response.seconds))
     tokens = list(response.tokens[:made])
     return {
@@ -125,7 +120,7 @@ def _answer(request: Request, i: int, version: str) -> dict[str, Any]:
 
 
 def _finish(request: Request, response: Response) -> dict[str, Any]:
-    if request.aborted.is_set():
+    if request.aborted:
         return {"type": "abort", "message": "Abort in simulation", "status_code": None, "err_type": None}
     if response.stops:
         return {"type": "stop", "matched": response.tokens[-1]}

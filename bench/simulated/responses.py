@@ -29,10 +29,16 @@ class Responder:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._end = int(json.loads((model / "config.json").read_text(encoding="utf-8"))["eos_token_id"])
 
-    def tokens(self, prompt: list[int], right: bool, length: int) -> list[int]:
-        """The answer, then end tokens up to `length`: verifiers do not see those. At least one token."""
+    def answers(self, prompt: list[int]) -> tuple[list[int], list[int]]:
+        """A wrong answer to the prompt, and the right one."""
         found = SUM.search(self._tokenizer.decode(prompt))
         a, sign, b = (int(found[1]), found[2], int(found[3])) if found else (0, "+", 0)
-        answer = (a + b if sign == "+" else a * b) + (not right)
-        ids = self._tokenizer.encode(str(answer), add_special_tokens=False).ids
-        return (list(ids) + [self._end] * length)[: max(length, len(ids))]
+        right = a + b if sign == "+" else a * b
+        return self._ids(right + 1), self._ids(right)
+
+    def _ids(self, answer: int) -> list[int]:
+        return list(self._tokenizer.encode(str(answer), add_special_tokens=False).ids)
+
+    def padded(self, answer: list[int], length: int) -> list[int]:
+        """The answer, then end tokens up to `length`: verifiers do not see those."""
+        return answer + [self._end] * (length - len(answer))
