@@ -31,7 +31,9 @@ class RolloutView(View):
     spans: tuple[SpanView, ...] = Field((), description="Which tokens each version sampled.")
     content_hash: str = ""
     sequences: tuple[int, ...] = ()
-    text: str | None = Field(None, description="The response, while its rollout is retained.")
+    text: str | None = Field(
+        None, description="The response; null once a checkpoint has purged its rollout, or the data set is gone."
+    )
 
 
 class GroupView(View):
@@ -64,6 +66,6 @@ class GroupDetailView(GroupView):
     engine: str | None = None
     generate_seconds: float | None = None
     reward_seconds: float | None = None
-    sample_text: str | None = Field(None, description="Response of rollout 0, cut short.")
+    sample_text: str | None = Field(None, description="Beginning of rollout 0's response, which stays.")
     error: str = ""
     rollouts: tuple[RolloutView, ...] = ()
