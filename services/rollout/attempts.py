@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import APIError, KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from sluice.errors import TransientError
+from sluice.transport.log import WRONG_LAST_SEQUENCE
 from sluice.transport.nats import RETRYABLE, Bus
 from sluice.wire import subjects
-
-T = TypeVar("T")
 
 TTL_SECONDS = 7 * 24 * 3600.0
 SUSPECT_AFTER = 2
@@ -48,12 +46,11 @@ class Attempts:
 
     async def begin(self, n: int, attempt: str) -> Record:
         """Record that `attempt` starts; returns what was known before it."""
-        try:  # nearly every prompt has one attempt, so nothing is looked up before there is something to find
-            await self._retried(partial(self._write, self._key(n), _encode(Record(0, (attempt,))), None))
+        # Nearly every prompt has one attempt, so nothing is looked up before there is something to find.
+        if await self._write(n, Record(0, (attempt,)), revision=0):
             return Record()
-        except KeyWrongLastSequenceError:
-            old = await self._change(n, lambda old: _with(_without(old, attempt, 0), attempt))
-            return _without(old, attempt, 0)  # should it be there, the answer to our own first try was lost
+        old = await self._change(n, lambda old: _with(_without(old, attempt, 0), attempt))
+        return _without(old, attempt, 0)  # should it be there, the answer to our own first try was lost
 
     async def end(self, n: int, attempt: str, engine_failed: bool) -> int:
         """Record that `attempt` ended; returns how many have failed now."""
@@ -62,41 +59,43 @@ class Attempts:
 
     async def forget(self, n: int) -> None:
         """The group is stored: nobody will ask again. Nothing is left of the entry, not even that it is deleted."""
-        subject = f"$KV.{subjects.ATTEMPTS_BUCKET}.{self._key(n)}"
-        await self._retried(lambda: self._bus.js.purge_stream(f"KV_{subjects.ATTEMPTS_BUCKET}", subject=subject))
+        subject, stream = self._subject(n), f"KV_{subjects.ATTEMPTS_BUCKET}"
+        await self._bus.asking(subject, partial(self._bus.burst.purge, stream, subject))
 
     async def _change(self, n: int, change: Callable[[Record], Record]) -> Record:
         """Compare-and-set until it holds; returns the old value."""
-        key = self._key(n)
-        while True:
-            old, revision = await self._retried(lambda: self._read(key))
-            try:
-                await self._retried(partial(self._write, key, _encode(change(old)), revision))
+        while True:  # as long as another worker writes in between
+            old, revision = await self._read(n)
+            if await self._write(n, change(old), revision):
                 return old
-            except KeyWrongLastSequenceError:
-                continue  # another worker wrote in between
 
-    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _read(self, n: int) -> tuple[Record, int]:
+        """The entry and its revision; 0 when there is none."""
         try:
-            return await self._bus.asking(subjects.ATTEMPTS_BUCKET, call)
+            entry = await self._bus.asking(self._subject(n), partial(self._bucket.get, self._key(n)))
+        except KeyNotFoundError as error:
+            return Record(), (error.entry and error.entry.revision) or 0
         except RETRYABLE as error:
             raise TransientError(f"bucket {subjects.ATTEMPTS_BUCKET!r} does not answer: {error}") from None
+        fields = json.loads(entry.value or b"{}")
+        return Record(int(fields.get("failed", 0)), tuple(fields.get("open", ()))), entry.revision or 0
+
+    async def _write(self, n: int, record: Record, revision: int) -> bool:
+        """Whether it is stored: not if somebody has written since `revision`."""
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        try:
+            await self._bus.publish(self._subject(n), _encode(record), headers)
+        except APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise
+            return False
+        return True
 
     def _key(self, n: int) -> str:
         return f"{self._run_id}.{n}"
 
-    async def _write(self, key: str, value: bytes, revision: int | None) -> int:
-        if revision is None:
-            return int(await self._bucket.create(key, value))
-        return int(await self._bucket.update(key, value, revision))
-
-    async def _read(self, key: str) -> tuple[Record, int | None]:
-        try:
-            entry = await self._bucket.get(key)
-        except KeyNotFoundError:
-            return Record(), None
-        fields = json.loads(entry.value or b"{}")
-        return Record(int(fields.get("failed", 0)), tuple(fields.get("open", ()))), entry.revision
+    def _subject(self, n: int) -> str:
+        return f"$KV.{subjects.ATTEMPTS_BUCKET}.{self._key(n)}"
 
 
 def _with(old: Record, attempt: str) -> Record:

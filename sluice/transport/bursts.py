@@ -1,24 +1,25 @@
-"""Many messages on their way at once, stored or fetched: what rollouts and prompts need, which come by the dozen.
+"""Requests to the server, many on their way at once: rollouts and prompts are stored and fetched by the dozen.
 
 The client's own request makes a future, a timer and a random name for each message, which costs more than sending 40
-kB. Here a burst has one inbox and one deadline, which starts anew with each answer.
+kB. Here a burst has one inbox, and its patience starts anew with each answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-Hear = Callable[[int, Msg], None]
+Hear = Callable[[int, Msg], bool]
+"""Gets an answer and the number of what it answers; says whether nothing more is to come."""
 BURST_MESSAGES = 256
 BURST_BYTES = 8 << 20
 """So much at once keeps the server busy; what is more waits its turn here instead of in the connection's buffer."""
@@ -30,49 +31,96 @@ class Message(NamedTuple):
 
     subject: str
     payload: bytes
-    headers: dict[str, str]
+    headers: dict[str, str] | None = None
+
+
+@dataclass(slots=True)
+class _Expected:
+    """Who expects answers, until `all_heard`."""
+
+    hear: Hear
+    all_heard: asyncio.Future[None]
+    heard_at: float
 
 
 class Answers:
-    """Hears the server's answers on one subscription, and hands each to whoever expects it."""
+    """Hears the server's answers on one subscription, and hands each to whoever expects it.
 
-    def __init__(self, client: Client) -> None:
+    Args:
+        seconds: whoever has not heard anything for so long is let go, up to a quarter later.
+    """
+
+    def __init__(self, client: Client, seconds: float) -> None:
         self._prefix = client.new_inbox() + "."
         self._names = count()
-        self._hearers: dict[str, Hear] = {}
+        self._expected: dict[str, _Expected] = {}
+        self.seconds = seconds
+        self._looking: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, client: Client) -> Self:
+    async def open(cls, client: Client, seconds: float) -> Self:
         """Subscribed for as long as the connection lives."""
-        answers = cls(client)
+        answers = cls(client, seconds)
         await client.subscribe(answers._prefix + ">", cb=answers._take, pending_bytes_limit=0)
         return answers
 
-    @contextmanager
-    def expected(self, hear: Hear) -> Iterator[str]:
-        """An inbox: what comes to it followed by a number is given to `hear`, with that number."""
-        name = str(next(self._names))
-        self._hearers[name] = hear
+    async def to(self, send: Callable[[str], Awaitable[None]], hear: Hear) -> None:
+        """Have requests sent, and wait for their answers: what comes to the inbox that `send` is given, followed by a
+        number, is given to `hear`, with that number.
+
+        Raises:
+            TimeoutError: nothing came for `seconds`.
+        """
+        name, loop = str(next(self._names)), asyncio.get_running_loop()
+        expected = self._expected[name] = _Expected(hear, loop.create_future(), loop.time())
+        if self._looking is None:
+            self._look()
         try:
-            yield f"{self._prefix}{name}."
+            await send(f"{self._prefix}{name}.")
+            await expected.all_heard
         finally:
-            del self._hearers[name]
+            del self._expected[name]
 
     async def _take(self, message: Msg) -> None:
         name, _, number = message.subject.removeprefix(self._prefix).partition(".")
-        if hear := self._hearers.get(name):  # an answer that came too late has nobody who expects it
-            hear(int(number), message)
+        if expected := self._expected.get(name):  # an answer that came too late has nobody who expects it
+            expected.heard_at = asyncio.get_running_loop().time()
+            if expected.hear(int(number), message) and not expected.all_heard.done():
+                expected.all_heard.set_result(None)
+
+    def _look(self) -> None:
+        """Let go whoever has waited too long, and look again while somebody waits: a timer for each would cost more."""
+        loop = asyncio.get_running_loop()
+        for expected in self._expected.values():
+            if loop.time() - expected.heard_at >= self.seconds and not expected.all_heard.done():
+                expected.all_heard.set_exception(TimeoutError(f"no answer for {self.seconds:g} s"))
+        self._looking = loop.call_later(self.seconds / 4, self._look) if self._expected else None
 
 
 class Burst:
-    """Requests whose answers are waited for together; an answer is as good as a sign of life of the others.
+    """Requests whose answers are waited for together; an answer is as good as a sign of life of the others."""
 
-    Args:
-        seconds: TimeoutError when no answer came for so long.
-    """
+    def __init__(self, client: Client, answers: Answers) -> None:
+        self._client, self._answers = client, answers
 
-    def __init__(self, client: Client, answers: Answers, seconds: float) -> None:
-        self._client, self._answers, self._seconds = client, answers, seconds
+    async def purge(self, stream: str, subject: str) -> None:
+        """Remove from `stream` all that it holds of `subject`.
+
+        Raises:
+            nats.errors.Error, TimeoutError: the server refused or did not answer.
+        """
+        faults: list[nats.errors.Error] = []
+
+        def hear(_: int, answer: Msg) -> bool:
+            try:
+                _said(answer)
+            except nats.errors.Error as error:
+                faults.append(error)
+            return True
+
+        await self._request(f"$JS.API.STREAM.PURGE.{stream}", {"filter": subject}, hear)
+        if faults:
+            raise faults[0]
 
     async def store(self, messages: Sequence[Message], sequences: dict[int, int]) -> None:
         """Store the messages that have no stream sequence in `sequences` yet, and enter theirs.
@@ -86,18 +134,19 @@ class Burst:
 
         def hear(number: int, answer: Msg) -> bool:
             try:
-                sequences[number] = _stored_at(answer)
+                sequences[number] = int(_said(answer)["seq"])
             except nats.errors.Error as error:
                 faults.append(error)
             missing.discard(number)
             return not missing
 
-        if not missing:
-            return
-        async with self._answered(hear) as inbox:
+        async def send(inbox: str) -> None:
             for number in sorted(missing):
                 subject, payload, headers = messages[number]
                 await self._client.publish(subject, payload, reply=f"{inbox}{number}", headers=headers)
+
+        if missing:
+            await self._answers.to(send, hear)
         if faults:
             raise faults[0]
 
@@ -125,28 +174,14 @@ class Burst:
 
         if first is None:
             return
-        request = json.dumps({"seq": first, "batch": sequences.stop - first}).encode()
-        async with self._answered(hear) as inbox:
-            await self._client.publish(f"$JS.API.DIRECT.GET.{stream}", request, reply=f"{inbox}0")
+        asked = {"seq": first, "batch": sequences.stop - first}
+        await self._request(f"$JS.API.DIRECT.GET.{stream}", asked, hear)
         if faults:
             raise faults[0]
 
-    @asynccontextmanager
-    async def _answered(self, hear: Callable[[int, Msg], bool]) -> AsyncIterator[str]:
-        """The inbox of requests that are made inside; left when `hear` has said that it has heard all."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        async with asyncio.timeout(self._seconds) as limit:
-
-            def take(number: int, answer: Msg) -> None:
-                if hear(number, answer) and not done.done():
-                    done.set_result(None)
-                if not limit.expired():
-                    limit.reschedule(loop.time() + self._seconds)
-
-            with self._answers.expected(take) as inbox:
-                yield inbox
-                await done
+    async def _request(self, subject: str, asked: dict[str, Any], hear: Hear) -> None:
+        request = json.dumps(asked).encode()
+        await self._answers.to(lambda inbox: self._client.publish(subject, request, reply=f"{inbox}0"), hear)
 
 
 def bursts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -174,14 +209,14 @@ def runs(sequences: Sequence[int]) -> Iterator[range]:
         yield range(start, end)
 
 
-def _stored_at(answer: Msg) -> int:
-    """Raises: nats.errors.Error: the server refused it."""
+def _said(answer: Msg) -> dict[str, Any]:
+    """Raises: nats.errors.Error: the server refused what was asked."""
     if status := (answer.headers or {}).get("Status"):
         raise _refusal(status, answer.headers or {})
-    said = json.loads(answer.data)
+    said: dict[str, Any] = json.loads(answer.data)
     if "error" in said:
         raise APIError.from_error(said["error"])
-    return int(said["seq"])
+    return said
 
 
 def _refusal(status: str, headers: dict[str, str]) -> nats.errors.Error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import nats
@@ -142,6 +143,4 @@ async def clear_evaluation(bus: Bus, run_id: str, number: int) -> None:
         (subjects.EVAL_PROMPTS, subjects.evaluation_prompts(run_id, number)),
         (subjects.EVAL_GROUPS, subjects.evaluation_groups(run_id, number)),
     ):
-        async for attempt in bus.retrying(subject):
-            with attempt:
-                await bus.js.purge_stream(stream, subject=subject)
+        await bus.asking(subject, partial(bus.burst.purge, stream, subject))

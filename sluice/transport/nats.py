@@ -59,9 +59,8 @@ class Bus:
 
     def __init__(self, client: Client, answers: Answers, deadline_seconds: float) -> None:
         self.nc = client
-        seconds = min(deadline_seconds, ANSWER_SECONDS)
-        self.js: JetStreamContext = client.jetstream(timeout=seconds)
-        self._burst = Burst(client, answers, seconds)
+        self.js: JetStreamContext = client.jetstream(timeout=answers.seconds)
+        self.burst = Burst(client, answers)
         self._log = get_logger("nats")
         self._said_at = -math.inf
         self.deadline_seconds = deadline_seconds
@@ -121,7 +120,8 @@ class Bus:
                 f"({str(error) or '; '.join(faults) or 'connection refused'}); start one, or change the address"
             ) from None
         await _check_jetstream(client, url)
-        return cls(client, await Answers.open(client), deadline_seconds)
+        answers = await Answers.open(client, min(deadline_seconds, ANSWER_SECONDS))
+        return cls(client, answers, deadline_seconds)
 
     async def close(self) -> None:
         """Send what is buffered, then disconnect; a server that is away is not waited for."""
@@ -178,8 +178,7 @@ class Bus:
             ConfigError: it is larger than the server's max_payload.
             nats.js.errors.APIError: the server refused it, e.g. a fence.
         """
-        with self._storing(subject, len(payload)):
-            return int((await self.asking(subject, lambda: self.js.publish(subject, payload, headers=headers))).seq)
+        return (await self.publish_all([Message(subject, payload, headers)]))[0]
 
     async def publish_all(self, messages: Sequence[Message]) -> list[int]:
         """Store messages, many on their way at once, and return their stream sequences, in order.
@@ -190,7 +189,7 @@ class Bus:
         for burst in bursts(messages):
             stored: dict[int, int] = {}
             with self._storing(burst[0].subject, max(len(message.payload) for message in burst)):
-                await self.asking(burst[0].subject, partial(self._burst.store, burst, stored))
+                await self.asking(burst[0].subject, partial(self.burst.store, burst, stored))
             sequences += [stored[number] for number in range(len(burst))]
         return sequences
 
@@ -200,7 +199,7 @@ class Bus:
 
         async def fetch(run: range) -> None:
             while run:
-                await self.asking(stream, partial(self._burst.fetch, stream, run, found))
+                await self.asking(stream, partial(self.burst.fetch, stream, run, found))
                 if run.start not in found:
                     return
                 run = range(next((at for at in run if at not in found), run.stop), run.stop)

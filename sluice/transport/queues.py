@@ -77,8 +77,8 @@ class Delivery:
         return bool(self._message.metadata.num_delivered > 1)
 
     async def ack(self) -> None:
-        """Settle it: the group is stored. Waits for the server's answer."""
-        await self._message.ack_sync(timeout=5)
+        """Settle it: the group is stored. Should the server not hear of it, another attempt is made, and loses."""
+        await self._message.ack()
 
     async def in_progress(self) -> None:
         """Say that tokens advance; restarts the silence clock."""
@@ -275,7 +275,7 @@ async def queue_depth(bus: Bus, run_id: str) -> tuple[int, int]:
 
 async def delete_prompts(bus: Bus, run_id: str) -> None:
     """Take back every prompt of a run that nobody finished; its groups must be settled first."""
-    await bus.js.purge_stream(subjects.PROMPTS, subject=subjects.prompts(run_id))
+    await bus.burst.purge(subjects.PROMPTS, subjects.prompts(run_id))
 
 
 async def publish_event(bus: Bus, run_id: str, kind: str, fields: dict[str, Any]) -> None:
