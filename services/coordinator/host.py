@@ -87,7 +87,11 @@ class RunHost:
             await announce(self._bus, run.history)
             self._metrics.begin(run.history)
             self._log.info("run_claimed", state=str(run.history.state), batches=run.history.end_step)
-            async with RunInbox(run) as inbox, evaluating(run, self._config.evaluations_dir, inbox.fail):
+            async with (
+                RunInbox(run) as inbox,
+                run.offering.serving(inbox.all_offered, inbox.fail),
+                evaluating(run, self._config.evaluations_dir, inbox.fail),
+            ):
                 await coordinate(run, inbox)
         except FencedError as error:
             self._log.warning("fenced", error=str(error))

@@ -38,7 +38,12 @@ class Tick:
     beat: Beat
 
 
-News = Stored | Entry[TrainerRecord] | Request | Tick
+@dataclass(frozen=True, slots=True)
+class AllOffered:
+    """Every prompt that was issued is in PROMPTS now, or is not wanted any more."""
+
+
+News = Stored | Entry[TrainerRecord] | Request | Tick | AllOffered
 
 
 class Inbox(Protocol):
@@ -81,6 +86,8 @@ async def hear(run: Run, news: News) -> None:
             await answer(run, news)
         case Tick(beat):
             await run.tick(beat)
+        case AllOffered():
+            pass  # what follows from it is that more may be issued
 
 
 async def advance(run: Run) -> None:
@@ -140,12 +147,19 @@ async def start_when_staffed(run: Run) -> None:
 
 async def take_step(run: Run) -> bool:
     """One decision of a running run, stored before it takes effect; False when there is nothing to decide now."""
-    queue = run.queue
     if reason := reason_to_end(run):
         return await end_when_evaluated(run, reason)
     if run.unscored_in_a_row >= UNSCORED_LIMIT:
         await run.change_state(RunState.PAUSED, no_verdicts(run))
-    elif run.history.spec.curriculum.skips and (drop := queue.plan_recorded()):
+        return True
+    # A record about groups that follows an ISSUE says that its prompts are offered.
+    return run.offering.unoffered is None and await decide(run)
+
+
+async def decide(run: Run) -> bool:
+    """One decision about groups; False when there is none to make now."""
+    queue = run.queue
+    if run.history.spec.curriculum.skips and (drop := queue.plan_recorded()):
         await run.append(drop)
     elif issue := queue.plan_issue():
         await run.issue(issue)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,11 +14,12 @@ from services.coordinator.filter_queue import FilterQueue
 from services.coordinator.history import RunHistory
 from services.coordinator.meter import Meter
 from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.offering import offer
+from services.coordinator.offering import Offering
 from services.coordinator.rules import QueueRules
 from services.coordinator.staff import Beat
 from services.coordinator.status import Clocks, LiveStatus, counts_of_ledger, status_of
 from services.coordinator.supply import Supply
+from services.coordinator.telling import Teller
 from services.coordinator.written import Written
 from sluice.cancellation import end_tasks
 from sluice.errors import WireError
@@ -37,13 +36,12 @@ from sluice.types import (
     GroupStatus,
     Issue,
     LedgerRecord,
+    Prompt,
     RunState,
     StateChange,
     TrainerRecord,
     TrainingFailed,
 )
-from sluice.views import WaitView
-from sluice.waits import REMIND_SECONDS
 from sluice.wire import subjects
 
 SHOW_SECONDS = 1.0
@@ -62,15 +60,14 @@ class Run:
         self.log = log.bind(run=run_id)
         self.history = RunHistory(run_id)
         self.supply = Supply(self.history)
+        self.offering = Offering(bus, self._prompt_wanted)
         self.workers = 0
         self.clocks = Clocks()
         self.meter = Meter()
         self.unscored_in_a_row = 0
         """Groups without verdicts since the last one that had them; a verifier that always fails scores nothing."""
         self.verifier_error = ""
-        self._said: set[str] = set()
-        """Waits that the log has named since they began."""
-        self._overdue: set[str] = set()
+        self._teller = Teller(bus, run_id, board, self.log)
         self._beat = Beat()
         self._ledger: FencedLog[LedgerRecord] = written.log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
@@ -125,7 +122,7 @@ class Run:
         """Offer each live prompt that has neither a message in PROMPTS nor a group."""
         if self.history.state in (RunState.RUNNING, RunState.PAUSED):
             published = await pending_prompts(self.bus, self.id)
-            await self.publish_prompts(n for n in list(self.queue.in_flight_groups()) if n not in published)
+            self.offering.add(n for n in self.queue.in_flight_groups() if n not in published)
 
     async def look_for_data(self) -> None:
         """Read the data set again if it was missing, or other than it should be, and its files have changed."""
@@ -166,11 +163,12 @@ class Run:
         self.clocks.issued_at |= dict.fromkeys(numbers, time.monotonic())
         self.metrics.issued.labels(run=self.id).inc(issue.count)
         self.metrics.skipped.labels(run=self.id).inc(len(issue.skipped))
-        await self.publish_prompts(numbers)
+        self.offering.add(numbers)
 
-    async def publish_prompts(self, numbers: Iterable[int]) -> None:
-        """Offer prompts to the workers; while PROMPTS has no room for them, the loop does nothing else, and says so."""
-        await offer(self.bus, map(self.supply.prompt, numbers), self._tell)
+    def _prompt_wanted(self, n: int) -> Prompt | None:
+        """Prompt n, if nobody has stored or settled its group by now."""
+        live = self.queue.live.get(n)
+        return self.supply.prompt(n) if live is not None and live.group is None else None
 
     async def drop(self, drop: Drop) -> None:
         await self.append(drop)
@@ -195,6 +193,8 @@ class Run:
         await publish_event(self.bus, self.id, "batch", view.model_dump(mode="json"))
 
     async def change_state(self, state: RunState, reason: str, **fields: Any) -> None:
+        if (unoffered := self.offering.unoffered) is not None:
+            fields["unoffered"] = unoffered
         await self.append(StateChange(state, reason, json.dumps(fields) if fields else ""))
         self.clocks.progress()
         self.metrics.observe_state(self.id, state)
@@ -213,6 +213,7 @@ class Run:
 
     async def settle(self, reason: DropReason) -> None:
         """Nothing stays live when a run ends: each group is settled on record, and no worker keeps a prompt of it."""
+        await self.offering.clear()
         for drop in self.queue.plan_end(reason):
             await self.append(drop)
             if drop.reason is reason:
@@ -263,26 +264,13 @@ class Run:
             self.log.warning(news["state"], reason=news["reason"])
             await publish_event(self.bus, self.id, "evaluation", news)
 
-    async def _tell(self, *more: WaitView) -> None:
-        """Show how the run stands, and name waits that last; `more` are those that the loop itself is in."""
+    async def _tell(self) -> None:
+        """Show how the run stands, and name waits that last."""
         status = status_of(self.history, self.queue, self.clocks, self.meter, self._beat, self.evaluating)
-        status = status.model_copy(update={"waits": (*more, *status.waits)})
+        if self.history.state is RunState.RUNNING and (no_room := self.offering.wait()):
+            status = status.model_copy(update={"waits": (no_room, *status.waits)})
         self.metrics.observe_status(self.history, self.queue, status)
-        await self.board.show(self.id, status)
-        for wait in _new(status.waits, self._said, REMIND_SECONDS):
-            self.log.info("waiting", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
-        for wait in _new(status.waits, self._overdue):
-            self.log.warning("wait_overdue", wait=wait.name, waits_for=wait.waits_for, seconds=round(wait.seconds))
-            await publish_event(self.bus, self.id, "alarm", wait.model_dump(mode="json"))
-
-
-def _new(waits: Iterable[WaitView], known: set[str], most: float = math.inf) -> list[WaitView]:
-    """Waits past their deadline, or past `most` seconds, that are not in `known`; leaves there all that are past it."""
-    past = {w.name: w for w in waits if w.seconds > min(most, w.deadline_seconds or math.inf)}
-    fresh = [wait for name, wait in past.items() if name not in known]
-    known.clear()
-    known.update(past)
-    return fresh
+        await self._teller.tell(status)
 
 
 async def announce(bus: Bus, history: RunHistory, state: RunState | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
@@ -99,6 +100,7 @@ class Books:
 
     def _take_state(self, change: StateChange) -> None:
         self.state, self.reason = change.state, change.reason
+        self.published = min(self.published, json.loads(change.fields_json or "{}").get("unoffered", self.published))
 
     def _take_issue(self, issue: Issue) -> None:
         end = issue.first + issue.count

@@ -19,7 +19,7 @@ from nats.js.api import KeyValueConfig, StreamConfig
 from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 from prometheus_client import Counter
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from sluice.errors import ConfigError, TransientError
 from sluice.secrets import encoded_credentials, redact
@@ -36,8 +36,6 @@ RETRYABLE = (
     nats.js.errors.ServiceUnavailableError,
 )
 """What a request answers while the server restarts or is full: the caller tries again until its deadline."""
-
-
 CONNECT_SECONDS = 10.0
 """A server that is only just starting is waited for; one that is not there is the user's fault to mend."""
 RECONNECT_SECONDS = cast(int, 0.25)
@@ -48,8 +46,6 @@ REMIND_SECONDS = 10.0
 """Between two lines of the log about requests that have to be repeated."""
 ANSWER_SECONDS = 2.0
 """A request without an answer for this long is asked again: the server that took it may be gone."""
-
-
 RETRIES = Counter("sluice_nats_retries_total", "Requests to NATS that had to be repeated.")
 """A metric of every service that has a connection."""
 
@@ -61,7 +57,7 @@ class Bus:
         self.nc = client
         self.js: JetStreamContext = client.jetstream(timeout=answers.seconds)
         self.burst = Burst(client, answers)
-        self._log = get_logger("nats")
+        self._log = get_logger("nats").bind(deadline_seconds=deadline_seconds)
         self._said_at = -math.inf
         self.deadline_seconds = deadline_seconds
 
@@ -139,7 +135,7 @@ class Bus:
             retry=retry_if_exception_type(RETRYABLE),
             stop=stop_after_delay(self.deadline_seconds),
             wait=wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
-            before_sleep=partial(self._note_try, where),
+            before_sleep=lambda state: self._note(where, state.outcome.exception() if state.outcome else None),
             reraise=True,
         )
 
@@ -157,18 +153,12 @@ class Bus:
                 return await request()
         raise AssertionError("unreachable: the retry loop returns or raises")
 
-    def _note_try(self, where: str, state: RetryCallState) -> None:
-        if state.outcome is not None and (error := state.outcome.exception()) is not None:
-            self._note(where, error)
-
-    def _note(self, where: str, error: BaseException) -> None:
+    def _note(self, where: str, error: BaseException | None) -> None:
         """Count a request that is made again; the log says now and then where and why, before the deadline does."""
         RETRIES.inc()
         if time.monotonic() - self._said_at >= REMIND_SECONDS:
             self._said_at = time.monotonic()
-            self._log.warning(
-                "nats_retrying", where=where, error=str(error) or repr(error), deadline_seconds=self.deadline_seconds
-            )
+            self._log.warning("nats_retrying", where=where, error=str(error) or repr(error))
 
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
         """Store one message and return its stream sequence.
@@ -192,6 +182,22 @@ class Bus:
                 await self.asking(burst[0].subject, partial(self.burst.store, burst, stored))
             sequences += [stored[number] for number in range(len(burst))]
         return sequences
+
+    async def publish_once(self, messages: Sequence[Message]) -> set[int]:
+        """Store messages, at most a burst, and return the positions of those that the server has taken.
+
+        None is tried again, and none is on its way any more: each was answered, or nobody answers.
+
+        Raises:
+            ConfigError: one is larger than the server's max_payload.
+        """
+        stored: dict[int, int] = {}
+        with self._storing(messages[0].subject, max(len(message.payload) for message in messages)):
+            try:
+                await self.burst.store(messages, stored)
+            except RETRYABLE as error:
+                self._note(messages[0].subject, error)
+        return set(stored)
 
     async def fetch_all(self, stream: str, sequences: Sequence[int]) -> dict[int, bytes]:
         """The messages of `stream` at `sequences`, neighbours in one request; without those that it does not hold."""

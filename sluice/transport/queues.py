@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -156,12 +156,13 @@ def _durable(run_id: str) -> str:
 
 async def publish_prompt(bus: Bus, prompt: Prompt) -> None:
     """Offer an issued prompt to the workers. Publishing it again is harmless: the first stored group wins."""
-    await publish_prompts(bus, [prompt])
+    await bus.publish_all([_offer(prompt)])
 
 
-async def publish_prompts(bus: Bus, prompts: Iterable[Prompt]) -> None:
-    """Offer several, many on their way at once."""
-    await bus.publish_all([_offer(prompt) for prompt in prompts])
+async def offer_prompts(bus: Bus, prompts: Sequence[Prompt]) -> set[int]:
+    """Offer several prompts of a run, no more than a burst, once; the issue numbers of those that PROMPTS has taken."""
+    taken = await bus.publish_once([_offer(prompt) for prompt in prompts])
+    return {prompts[at].n for at in taken}
 
 
 def _offer(prompt: Prompt) -> Message:

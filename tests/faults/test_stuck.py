@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from sluice.audit import audit
 from sluice.transport.log import read_stream
 from sluice.transport.nats import Bus
+from sluice.transport.queues import pending_prompts
+from sluice.views import RunAction
 from sluice.wire import subjects
-from tests.coordinator.stage import Coordinator, Stage, create, get, spec, wait_for_state
+from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.faults.conftest import StartCoordinator
 from tests.faults.work import Hands, batches, finish, issued, trained, until
 from tests.local.processes import supervised, valkey
@@ -45,7 +49,7 @@ async def test_whoever_is_stuck_is_named_in_the_status_a_metric_and_an_alarm(
     assert await issued(stage) == 4, "nothing is generated for a trainer that is behind"
 
 
-async def test_a_full_stream_of_prompts_and_a_coordinator_that_falls_behind_cost_time_and_nothing_else(
+async def test_a_full_stream_of_prompts_and_a_coordinator_that_falls_behind_cost_time_and_nothing_else_and_stop_nobody(
     bus: Bus, nats_url: str, redis_url: str, start_coordinator: StartCoordinator
 ) -> None:
     coordinator = start_coordinator(nats_url, SLUICE_REDIS_URL=redis_url)
@@ -56,15 +60,32 @@ async def test_a_full_stream_of_prompts_and_a_coordinator_that_falls_behind_cost
     hands = Hands(stage)
     await hands.hold(0, 1, 2)  # more does not fit, although 8 are issued
     await until(_shown(coordinator, stage, "prompt_room"), "PROMPTS has no room")
+    assert await _asked(coordinator, stage, RunAction.PAUSE) == "paused"
+    assert (await audit(bus, stage.run_id)).lost == 0, "what is issued and not offered yet is not lost"
+    assert await _asked(coordinator, stage, RunAction.RESUME) == "running"
+    other = Stage(bus, (await create(coordinator, spec()))["id"])
+    await other.join()
+    await until(_shown(coordinator, other, "prompt_room"), "PROMPTS has no room because of another run")
+    assert await issued(other) == 8 and await _asked(coordinator, other, RunAction.STOP) == "stopped"
     coordinator.freeze()
     await hands.store(2, 0, 1)
     coordinator.thaw()
     await finish(stage, 4)
     await wait_for_state(coordinator, stage.run_id, "succeeded")
     assert len(await trained(stage)) == 16
+    assert await pending_prompts(bus, other.run_id) == set(), "there is room now, and nobody wants them any more"
     async with httpx.AsyncClient() as client:
         shown = (await client.get(f"{coordinator.url}/metrics")).text
     assert re.search(r"^sluice_nats_retries_total [1-9]", shown, re.MULTILINE), "it says that it was held back"
+
+
+async def _asked(coordinator: Coordinator, stage: Stage, action: RunAction) -> str:
+    """The state of the run after this request, which must be answered at once."""
+    begun = time.monotonic()
+    answer = await post(coordinator, f"/v1/runs/{stage.run_id}/{action}")
+    assert answer.status_code == 200, answer.text
+    assert time.monotonic() - begun < 2.0
+    return str(answer.json()["state"])
 
 
 def _named(coordinator: Coordinator, stage: Stage, wait: str) -> Callable[[], Awaitable[bool]]:

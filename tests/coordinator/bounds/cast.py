@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from services.coordinator import run as run_module
 from services.coordinator.board import StatusBoard
 from services.coordinator.history import RunHistory
-from services.coordinator.loop import Stored, advance, hear
+from services.coordinator.loop import AllOffered, Stored, advance, hear
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.prompt_source import PromptSource
 from services.coordinator.run import Run
@@ -63,7 +63,7 @@ async def _load_once(history: RunHistory, _: object = None) -> PromptSource:
 @contextmanager
 def in_memory() -> Iterator[None]:
     """Coordinators made inside work on `Connection`s instead of a bus."""
-    names = ("trainer_log", "offer", "pending_prompts", "delete_prompts", "read_groups")
+    names = ("trainer_log", "Offering", "pending_prompts", "delete_prompts", "read_groups")
     functions: dict[str, Any] = {name: getattr(memory, name) for name in names}
     functions |= dict.fromkeys(("publish_event", "announce"), memory.nothing_to_tell)
     with patch.multiple(run_module, **functions), patch.object(PromptSource, "load", _load_once):
@@ -128,6 +128,15 @@ class Coordinator:
         await self.hear(unheard[0])
         return True
 
+    async def offer(self, most: int) -> bool:
+        """Prompts that are issued get into PROMPTS, at most so many; False if there is none."""
+        offering = cast(memory.Offering, self.run.offering)
+        if offering.unoffered is None or self.run.history.state.terminal:
+            return False
+        if offering.offer(most):
+            await self.hear(AllOffered())
+        return True
+
     async def hear(self, news: Any) -> None:
         """As the loop does, until the run has ended."""
         if not self.run.history.state.terminal:
@@ -135,7 +144,7 @@ class Coordinator:
             await advance(self.run)
 
     async def catch_up(self) -> None:
-        while await self.hear_groups(1) or await self.hear_trainer():
+        while await self.offer(64) or await self.hear_groups(1) or await self.hear_trainer():
             pass
 
     async def successor(self) -> Run:

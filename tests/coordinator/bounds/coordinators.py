@@ -68,6 +68,11 @@ class Coordinators(RuleBasedStateMachine):
                 self.acts(self.held().hear_groups(together), self.holder)
 
     @precondition(lambda self: self.holder)
+    @rule(count=FEW)
+    def issued_prompts_are_offered(self, count: int) -> None:
+        self.acts(self.held().offer(count), self.holder)
+
+    @precondition(lambda self: self.holder)
     @rule()
     def a_trainer_record_is_heard(self) -> None:
         self.acts(self.held().hear_trainer(), self.holder)

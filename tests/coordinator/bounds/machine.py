@@ -167,7 +167,7 @@ class Run(Coordinators):
     def moves_of_the_holder(self, together: int) -> list[Callable[[], None]]:
         if not self.holder:
             return [self.take_over]
-        heard = [lambda: self.groups_are_heard(1, together)] * 3
+        heard = [lambda: self.groups_are_heard(1, together), lambda: self.issued_prompts_are_offered(together)] * 3
         asleep = self.held().run.history.state is not RunState.RUNNING
         asks = [lambda: self.somebody_asks(RunAction.RESUME), self.a_second_goes_by] if asleep else []
         return [*heard, self.a_trainer_record_is_heard, *asks]

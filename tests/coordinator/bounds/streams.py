@@ -157,9 +157,33 @@ def trainer_log(connection: Connection, run_id: str) -> MemoryLog[TrainerRecord]
     return MemoryLog(connection, connection.streams.trainer, refuse)
 
 
-async def offer(connection: Connection, prompts: Iterable[Prompt], _: object) -> None:
-    for prompt in prompts:
-        _publish_prompt(connection, prompt)
+class Offering:
+    """What a coordinator sees of its Offering; it gets on when the schedule says so."""
+
+    def __init__(self, connection: Connection, prompt: Callable[[int], Prompt | None]) -> None:
+        self._connection, self._prompt = connection, prompt
+        self._waiting: list[int] = []
+
+    @property
+    def unoffered(self) -> int | None:
+        return next(iter(self._waiting), None)
+
+    def add(self, numbers: Iterable[int]) -> None:
+        self._waiting += [n for n in numbers if n not in self._waiting]
+
+    async def clear(self) -> None:
+        self._waiting.clear()
+
+    def wait(self) -> None:
+        return
+
+    def offer(self, most: int) -> bool:
+        """Put the first of them into PROMPTS; whether these were all."""
+        for n in self._waiting[:most]:
+            if (prompt := self._prompt(n)) is not None:
+                _publish_prompt(self._connection, prompt)
+            self._waiting.remove(n)
+        return not self._waiting
 
 
 def _publish_prompt(connection: Connection, prompt: Prompt) -> None:
