@@ -52,6 +52,8 @@ class Restored:
     """Its universal form, when another number of ranks wrote it."""
     foreign: bool = False
     """It is another run's, from which this one starts: the run has none of its own yet."""
+    untouched: bool = False
+    """Another number of ranks wrote it before any update: the model is as it was, and no state is there to convert."""
 
     @property
     def folder(self) -> Path:
@@ -199,7 +201,7 @@ async def _keep_interval(spec: RunSpec, last_start: datetime, log: Logger) -> No
 
 
 def fit_to_ranks(claim: Claim, world_size: int, log: Logger, root: Path | None = None) -> Claim:
-    """The claim with a checkpoint that so many ranks can load: converted, if another number wrote it.
+    """The claim with a checkpoint that so many ranks can begin with: converted, if another number wrote it.
 
     The converted one lies beside the checkpoint, or in `root`, which must be there if the checkpoint is another run's.
 
@@ -209,6 +211,8 @@ def fit_to_ranks(claim: Claim, world_size: int, log: Logger, root: Path | None =
     restored = claim.restored
     if restored is None or restored.manifest.world_size == world_size or claim.spec.trainer.zero_stage == 0:
         return claim  # stage 0 shards nothing
+    if restored.manifest.optimizer_updates == 0:
+        return replace(claim, restored=replace(restored, untouched=True))
     return replace(claim, restored=replace(restored, universal=universal_form(restored.record, log, root)))
 
 

@@ -45,7 +45,7 @@ def make_trainer(
     policy = load_policy(spec, parts.ranks.sequence)
     limits = packing_limits(policy, spec)
     engine = ZeroEngine(policy, spec, parts.device, universal=restored is not None and bool(restored.universal))
-    if restored is not None:
+    if restored is not None and not restored.untouched:
         engine.load(restored.folder)
     return Trainer(
         claim=claim,

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from services.trainer.checkpoint import facts_of_files
+from services.trainer import chain
+from services.trainer.checkpoint import CheckpointManifest, CheckpointStore, facts_of_files
 from services.trainer.config import TrainerSettings
 from services.trainer.ranks import Ranks
 from services.trainer.universal import universal_form
 from sluice.errors import PermanentError
 from sluice.telemetry import get_logger
+from sluice.transport.log import trainer_log
 from sluice.transport.nats import Bus
-from sluice.types import Checkpoint, RunState
+from sluice.types import Checkpoint, Lineage, RunState
 from tests.trainer import resizing, several_ranks
 from tests.trainer.resizing import STAGES, State
-from tests.trainer.running import events, lineages, tensors, torchrun, train, versions
+from tests.trainer.running import chain_by_hand, events, lineages, tensors, torchrun, train, versions
 from tests.trainer.script import RUN, Script, make_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
@@ -123,3 +125,28 @@ async def test_one_rank_takes_over_from_two_of_torchrun_and_replays_from_the_new
         torch.testing.assert_close(*weights, rtol=0.0, atol=1e-6)
     steps = {s["version"]: (s["lr"], s["updates_total"]) for s in await events(bus, "step")}
     assert steps["v2.1"] == steps["v2.2"] == (0.5e-3, 2)
+
+
+@pytest.mark.usefixtures("one_rank")
+async def test_one_rank_takes_over_from_two_that_had_made_no_update_yet(
+    bus: Bus, tiny_model: Path, settings: TrainerSettings
+) -> None:
+    script = Script(bus, make_spec(tiny_model))
+    await script.create()
+    await script.add_batch()
+    await script.set_state(RunState.STOPPING, record=True)
+    config_hash = script.spec.config_hash
+    store = CheckpointStore(settings.checkpoints_dir, RUN)
+    staging = store.begin(0, 1)  # a run that was paused at once; DeepSpeed's files are of no use to anybody else
+    manifest = CheckpointManifest(
+        RUN, 0, 1, chain.genesis(config_hash), 1, config_hash, 0, world_size=2, updated_steps=0
+    )
+    log = trainer_log(bus, RUN)
+    await log.append(Lineage(1, "two ranks", 0))
+    await log.append(store.commit(staging, manifest, []))
+
+    assert await train(settings) == 0
+    assert await lineages(bus) == [(1, 0), (2, 0)]
+    published = await versions(bus)
+    assert published["v1.2"].chain == chain_by_hand(script, 1)
+    assert published["v0.2"].manifest_hash != published["v1.2"].manifest_hash
