@@ -17,6 +17,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, 
 
 from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, PermanentError, TransientError, WireError
+from sluice.transport.together import Together
 from sluice.types import ScoreItem, Verdict
 from sluice.wire.score import decode_response, encode_request
 from sluice.wire.v1 import reward_pb2, reward_pb2_grpc
@@ -108,6 +109,7 @@ class RewardClient:
         """Called for each attempt that is made again."""
         self._replicas: list[_Replica] = []
         self._order: Iterator[int] = cycle(range(len(self._addresses)))
+        self._together = Together(self._score)
 
     async def score(self, items: Sequence[ScoreItem]) -> list[Verdict]:
         """One verdict an item, in their order; judging twice is harmless, so lost answers are simply asked for again.
@@ -117,6 +119,9 @@ class RewardClient:
             PermanentError: a replica refuses the request as such, or one item is larger than a message may be.
             WireError: the answer does not fit the request.
         """
+        return await self._together.score(items)
+
+    async def _score(self, items: Sequence[ScoreItem]) -> list[Verdict]:
         answers = await self._spread(items, lambda stub, request, seconds: stub.Score(request, timeout=seconds))
         return [verdict for part, answer in answers for verdict in decode_response(part, answer)]
 
@@ -143,6 +148,7 @@ class RewardClient:
 
     async def close(self) -> None:
         """Close the connections; calls still open fail."""
+        await self._together.close()
         for replica in self._replicas:
             await replica.channel.close()
         self._replicas = []
