@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sluice.types import Batch, DropReason, FinishReason, Group, GroupStatus, SamplingStats, Tally
+from collections.abc import Iterator
+
+from sluice.types import Batch, Drop, DropReason, FinishReason, Group, GroupStatus, SamplingStats, Tally
 
 
 class Books:
@@ -53,6 +55,13 @@ class Books:
         if not recorded:
             self.unrecorded[n] = reason
         self._dropped_in_all[reason] = self._dropped_in_all.get(reason, 0) + 1
+
+    def unrecorded_drops(self) -> Iterator[Drop]:
+        """The records that would name all `unrecorded`."""
+        by_reason: dict[DropReason, list[int]] = {}
+        for n, reason in self.unrecorded.items():
+            by_reason.setdefault(reason, []).append(n)
+        return (Drop(tuple(groups), reason) for reason, groups in by_reason.items())
 
     def skip(self, n: int) -> None:
         """A group of an earlier batch is not trained after all, which a DROP record says."""

@@ -21,18 +21,10 @@ from dataclasses import replace
 from itertools import accumulate
 
 from services.coordinator.books import Books
-from services.coordinator.live_groups import LiveGroup, LiveGroups, batch_group, issue_ranges
+from services.coordinator.live_groups import LiveGroup, LiveGroups, batch_group, issue_ranges, lowest_floors
 from services.coordinator.rules import QueueRules
 from sluice.algorithms.dynamic_sampling import drop_reason
-from sluice.types import (
-    Batch,
-    Drop,
-    DropReason,
-    Floors,
-    Group,
-    Issue,
-    Tally,
-)
+from sluice.types import Batch, Drop, DropReason, Floors, Group, Issue, Tally
 
 
 class FilterQueue:
@@ -78,7 +70,7 @@ class FilterQueue:
 
     def in_flight_groups(self) -> Iterator[int]:
         """Issue numbers that have no stored group yet, oldest first."""
-        return (n for n, live in self.live.items() if live.group is None)
+        return self._live.in_flight()
 
     @property
     def capacity(self) -> int:
@@ -123,7 +115,10 @@ class FilterQueue:
         return Issue(self.next_n, room, self.version, Floors(self.groups_seen, self._rollouts_seen))
 
     def plan_drop(self) -> Drop | None:
-        """Groups that must be given up before the next batch can be emitted: surplus, or stragglers under `drop`."""
+        """Groups that must be given up: one that cannot be read; before the next batch, surplus, or stragglers under
+        `drop`."""
+        for n, error in self._live.unreadable.items():
+            return Drop((n,), DropReason.FAILED, error)
         if not self._batch_is_full():
             return None
         if self.rules.rounds or self.rules.overissue:
@@ -144,20 +139,14 @@ class FilterQueue:
     def plan_end(self, reason: DropReason) -> list[Drop]:
         """Settle everything on record, because the run ends: what is live, and what the filter has dropped."""
         drops = [Drop(tuple(self.live), reason)] if self.live else []
-        return drops + list(self._filtered())
+        return drops + list(self._books.unrecorded_drops())
 
     def plan_recorded(self) -> Drop | None:
         """Drops by the filter that no record names, once there are as many as a batch has groups.
 
         The next BATCH names them anyhow; this is for those who learn from records and cannot wait for one.
         """
-        return next(self._filtered()) if len(self._books.unrecorded) >= self.rules.batch_size else None
-
-    def _filtered(self) -> Iterator[Drop]:
-        by_reason: dict[DropReason, list[int]] = {}
-        for n, reason in self._books.unrecorded.items():
-            by_reason.setdefault(reason, []).append(n)
-        return (Drop(tuple(groups), reason) for reason, groups in by_reason.items())
+        return next(self._books.unrecorded_drops()) if len(self._books.unrecorded) >= self.rules.batch_size else None
 
     def _room(self) -> int:
         if self.rules.rounds:
@@ -215,10 +204,7 @@ class FilterQueue:
             dropped=tuple(self._books.dropped),
             next_n=self.next_n,
             live=tuple(issue_ranges(rest)),
-            floors=Floors(
-                min((live.floors.groups for live in rest.values()), default=self.groups_seen),
-                min((live.floors.rollouts for live in rest.values()), default=self._rollouts_seen),
-            ),
+            floors=lowest_floors(rest.values(), Floors(self.groups_seen, self._rollouts_seen)),
             tally=replace(self.tally, trained=trained),
             sampled=self._books.sampled,
             version=self.version,
@@ -264,6 +250,18 @@ class FilterQueue:
             return reason
         self._live.keep(sequence, group)
         return None
+
+    def store_unreadable(self, sequence: int, n: int, error: str) -> bool:
+        """Fold a GROUPS message of group n that cannot be read; whether n is live, and is to be dropped for it.
+
+        Unlike outcomes, which everybody reads, this is settled by a record alone: a newer program may read it.
+        """
+        self.groups_seen = max(self.groups_seen, sequence)
+        live = self.live.get(n)
+        if live is None or live.group is not None or n in self._live.unreadable:
+            return False
+        self._live.unreadable[n] = error
+        return True
 
     @classmethod
     def restore(cls, rules: QueueRules, batch: Batch | None) -> FilterQueue:

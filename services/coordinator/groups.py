@@ -42,6 +42,7 @@ class GroupReader:
             "seed": seed_of(history.spec.trainer.seed, n),
             "draw": _draw(history, n),
             "update": _update(history, n),
+            "error": history.unreadable.get(n, ""),
         }
         if source is not None:
             prompt = source.prompt(history, n, history.version_of(n))
@@ -61,7 +62,7 @@ class GroupReader:
                 "generate_seconds": stored.generate_seconds,
                 "reward_seconds": stored.reward_seconds,
                 "sample_text": stored.sample_text,
-                "error": stored.error,
+                "error": view["error"] or stored.error,
                 "rollouts": tuple(map(_rollout, stored.rollouts, await _texts(self._bus, source, stored.rollouts))),
             }
         return GroupDetailView.model_validate(view)
@@ -74,7 +75,7 @@ class GroupReader:
             return None
 
     async def _stored(self, archive: Archive, run_id: str, n: int) -> Group | None:
-        """None when there is none, or none that can be read: the queue takes that for none as well.
+        """None when there is none, or none that can be read: LEDGER says so then.
 
         The archive comes last, so that a group that moves there meanwhile is found.
         """

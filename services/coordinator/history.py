@@ -63,6 +63,8 @@ class RunHistory:
         self.draws = Draws()
         self.batches: list[BatchView] = []
         self.fates = Fates()
+        self.unreadable: dict[int, str] = {}
+        """Why groups that are stored were dropped unread."""
         self.lineages = 0
         self.restarts = 0
         """Restarts of the trainer since the last checkpoint."""
@@ -128,10 +130,8 @@ class RunHistory:
                 self._fold_issue(entry.record)
                 self.draws.take(entry.record)
                 self.since_batch.append(entry.record)
-            case Drop(groups, reason):
-                for n in groups:
-                    self.fates.drop(n, reason)
-                self.since_batch.append(entry.record)
+            case Drop():
+                self._fold_drop(entry.record)
             case Batch():
                 self._fold_batch(entry.record, entry.time)
             case StateChange():
@@ -169,6 +169,13 @@ class RunHistory:
         self.next_n = issue.first + issue.count
         if not self._issued_at or self._issued_at[-1][1] != issue.version:
             self._issued_at.append((issue.first, issue.version))
+
+    def _fold_drop(self, drop: Drop) -> None:
+        for n in drop.groups:
+            self.fates.drop(n, drop.reason)
+        if drop.error:
+            self.unreadable |= dict.fromkeys(drop.groups, drop.error)
+        self.since_batch.append(drop)
 
     def _fold_state(self, change: StateChange, time: datetime) -> None:
         self.state, self.reason = change.state, change.reason

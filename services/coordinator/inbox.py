@@ -12,10 +12,9 @@ from services.coordinator.run import Run
 from services.coordinator.staff import Beat
 from services.coordinator.workers import listen
 from sluice.cancellation import end_tasks
-from sluice.errors import WireError
+from sluice.transport.groups import follow_groups
 from sluice.transport.log import Entry, follow_stream
 from sluice.wire import subjects
-from sluice.wire.codec import decode_group
 from sluice.wire.records import decode_trainer
 
 TICK_SECONDS = 1.0
@@ -86,12 +85,7 @@ class RunInbox:
     async def _groups(self) -> None:
         run = self._run
         start = run.queue.groups_seen + 1
-        async for sequence, payload, _ in follow_stream(run.bus, subjects.GROUPS, subjects.groups(run.id), start):
-            try:
-                group = decode_group(payload)
-            except WireError as error:
-                run.dead_letter(sequence, error)
-                continue
+        async for sequence, group in follow_groups(run.bus, run.id, start):
             await self._room.acquire()
             self._queue.put_nowait(Stored(sequence, group))
 

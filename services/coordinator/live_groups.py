@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sluice.types import BatchGroup, Floors, Group, Issue
@@ -31,6 +31,8 @@ class LiveGroups:
     def __init__(self) -> None:
         self.groups: dict[int, LiveGroup] = {}
         self.kept = 0
+        self.unreadable: dict[int, str] = {}
+        """Stored groups that cannot be read, with the reason; each is live until a DROP record says so."""
         self._heap: list[int] = []
         """Issue numbers of kept groups, and of some that have left since: these are skipped when they come up."""
         self._live_by_version: Counter[int] = Counter()
@@ -43,6 +45,10 @@ class LiveGroups:
         if issue.count:
             self._live_by_version[issue.version] += issue.count
 
+    def in_flight(self) -> Iterator[int]:
+        """Issue numbers that have no stored group yet, oldest first."""
+        return (n for n, live in self.groups.items() if live.group is None and n not in self.unreadable)
+
     def keep(self, sequence: int, group: Group) -> None:
         """A group in flight was stored at this GROUPS sequence and can train."""
         live = self.groups[group.n]
@@ -54,6 +60,7 @@ class LiveGroups:
     def leave(self, n: int) -> None:
         """A live group is settled."""
         live = self.groups.pop(n)
+        self.unreadable.pop(n, None)
         _take_one(self._live_by_version, live.version)
         if live.group is not None:
             _take_one(self._kept_by_version, live.version)
@@ -92,6 +99,12 @@ def batch_group(n: int, live: LiveGroup) -> BatchGroup:
     # Training does not ask where in a rollout its versions change: those who do find it in the group itself.
     rollouts = tuple(replace(r, spans=()) if r.spans else r for r in live.group.rollouts)
     return BatchGroup(n, live.group.attempt, live.version, live.groups_sequence, rollouts)
+
+
+def lowest_floors(live: Iterable[LiveGroup], highest: Floors) -> Floors:
+    """Below which no message is of a group in `live`; `highest` when there is none."""
+    floors = [highest, *(group.floors for group in live)]
+    return Floors(min(floor.groups for floor in floors), min(floor.rollouts for floor in floors))
 
 
 def issue_ranges(live: Mapping[int, LiveGroup]) -> Iterator[Issue]:

@@ -12,8 +12,9 @@ from services.coordinator.control import Request, answer
 from services.coordinator.run import Run
 from services.coordinator.staff import Beat
 from sluice.errors import ConfigError
+from sluice.transport.groups import StoredGroup
 from sluice.transport.log import Entry
-from sluice.types import Batch, DropReason, Group, RunState, TrainerRecord
+from sluice.types import Batch, DropReason, RunState, TrainerRecord
 
 UNFINISHED = (RunState.QUEUED, RunState.RUNNING, RunState.PAUSED)
 DATA_IS_BACK = "the data set is back"
@@ -28,7 +29,7 @@ class Stored:
     """A group was stored at this GROUPS sequence."""
 
     sequence: int
-    group: Group
+    group: StoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +225,11 @@ async def end_when_checkpointed(run: Run) -> None:
 
 
 def no_verdicts(run: Run) -> str:
-    """A verifier that fails on everything would burn prompts for ever without a single reward."""
-    return f"the verifier failed on the last {run.unscored_in_a_row} groups: {run.verifier_error}; resume tries again"
+    """A verifier that fails on everything, or workers of a newer release than ours, would burn prompts for ever."""
+    return (
+        f"none of the last {run.unscored_in_a_row} groups has verdicts, the newest because {run.unscored_because}; "
+        f"resume goes on"
+    )
 
 
 def limit_reached(run: Run) -> str:

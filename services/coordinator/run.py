@@ -22,17 +22,16 @@ from services.coordinator.supply import Supply
 from services.coordinator.telling import Teller
 from services.coordinator.written import Written
 from sluice.cancellation import end_tasks
-from sluice.errors import WireError
 from sluice.telemetry import Logger
+from sluice.transport.groups import StoredGroup, UnreadableGroup, stored_groups
 from sluice.transport.log import Entry, FencedLog, trainer_log
 from sluice.transport.nats import Bus
-from sluice.transport.queues import delete_prompts, pending_prompts, publish_event, read_groups
+from sluice.transport.queues import delete_prompts, pending_prompts, publish_event
 from sluice.types import (
     Batch,
     Claim,
     Drop,
     DropReason,
-    Group,
     GroupStatus,
     Issue,
     LedgerRecord,
@@ -66,7 +65,7 @@ class Run:
         self.meter = Meter()
         self.unscored_in_a_row = 0
         """Groups without verdicts since the last one that had them; a verifier that always fails scores nothing."""
-        self.verifier_error = ""
+        self.unscored_because = ""
         self._teller = Teller(bus, run_id, board, self.log)
         self._beat = Beat()
         self._ledger: FencedLog[LedgerRecord] = written.log(bus, run_id)
@@ -112,8 +111,12 @@ class Run:
         for record in history.since_batch:
             self.queue.commit(record)
         self.queue.publish(history.training_steps)
-        for sequence, group in await read_groups(self.bus, self.id, self.queue.groups_seen + 1, self.dead_letter):
-            self.queue.store(sequence, group)
+        for sequence, group in await stored_groups(self.bus, self.id, self.queue.groups_seen + 1):
+            if isinstance(group, UnreadableGroup):
+                self._take_unreadable(sequence, group)
+            else:
+                self.queue.store(sequence, group)
+                self.unscored_in_a_row = 0
         self.clocks.issued_at = dict.fromkeys(self.queue.in_flight_groups(), self.clocks.progress())
         if not self.supply.fault:
             await self.publish_missing()
@@ -175,7 +178,8 @@ class Run:
         for n in drop.groups:
             self.clocks.issued_at.pop(n, None)
         self.metrics.dropped.labels(run=self.id, reason=str(drop.reason)).inc(len(drop.groups))
-        self.log.warning("groups_given_up", reason=str(drop.reason), groups=list(drop.groups))
+        why = {"error": drop.error} if drop.error else {}
+        self.log.warning("groups_given_up", reason=str(drop.reason), groups=list(drop.groups), **why)
 
     async def emit(self, batch: Batch) -> None:
         await self.append(batch)
@@ -223,12 +227,15 @@ class Run:
 
     # ---------------------------------------------------------------- what comes in
 
-    def take_group(self, sequence: int, group: Group) -> None:
+    def take_group(self, sequence: int, group: StoredGroup) -> None:
         """Fold one stored group; the queue decides whether it is kept."""
+        if isinstance(group, UnreadableGroup):
+            self._take_unreadable(sequence, group)
+            return
         reason = self.queue.store(sequence, group)
         failed = reason is DropReason.VERIFIER_FAILED
         self.unscored_in_a_row = self.unscored_in_a_row + 1 if failed else 0
-        self.verifier_error = group.error if failed else ""
+        self.unscored_because = f"the verifier failed: {group.error}" if failed else ""
         started, now = self.clocks.issued_at.pop(group.n, None), self.clocks.progress()
         self.clocks.fill(self.queue.kept >= self.queue.rules.batch_size)
         if started is not None:  # else it came late, and counts for nothing
@@ -238,10 +245,14 @@ class Run:
         if group.status is GroupStatus.SCORED and (drawn := self.supply.drawn(group.n)):
             self.metrics.observe_prompt(self.id, *drawn, kept=reason is None)
 
-    def dead_letter(self, sequence: int, error: WireError) -> None:
-        """A GROUPS message that nobody can read: counted and named, its group stays in flight."""
-        self.metrics.dead_letters.labels(run=self.id).inc()
-        self.log.error("group_unreadable", sequence=sequence, error=str(error))
+    def _take_unreadable(self, sequence: int, group: UnreadableGroup) -> None:
+        """Fold a stored group that cannot be read: no other is stored in its place, so it is dropped on record."""
+        if self.queue.store_unreadable(sequence, group.n, group.error):
+            self.metrics.dead_letters.labels(run=self.id).inc()
+            self.log.error("group_unreadable", group=group.n, sequence=sequence, error=group.error)
+            self.clocks.issued_at.pop(group.n, None)
+            self.unscored_in_a_row += 1
+            self.unscored_because = f"it cannot be read ({group.error})"
 
     def take_trainer_record(self, entry: Entry[TrainerRecord]) -> None:
         """Fold one TRAINER record; a published version frees capacity."""

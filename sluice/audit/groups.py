@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sluice.audit.findings import Fault, Finding, span
 from sluice.audit.ledger import Books
@@ -15,7 +15,11 @@ from sluice.wire.v1.rollouts_pb2 import Group, RolloutSummary
 class StoredGroups:
     """GROUPS as they are now: by sequence, and the first message of each issue number."""
 
-    def __init__(self, messages: Iterable[Stored[Group]], books: Books, purged: Floors) -> None:
+    def __init__(
+        self, messages: Iterable[Stored[Group]], unreadable: Mapping[int, int], books: Books, purged: Floors
+    ) -> None:
+        self.unreadable = unreadable
+        """Issue number of each message that cannot be decoded, by its sequence."""
         self.by_sequence: dict[int, Group] = {}
         self.late = 0
         """Messages for an issue number that had one already: ignored, and no fault."""
@@ -25,6 +29,10 @@ class StoredGroups:
             self.by_sequence[stored.sequence] = stored.message
             if self._first.setdefault(stored.message.n, stored.sequence) != stored.sequence:
                 self.late += 1
+
+    def unread(self) -> set[int]:
+        """Live groups whose message cannot be decoded: the coordinator is to drop them, and records that."""
+        return self._books.live & set(self.unreadable.values())
 
     def is_whole(self, n: int) -> bool:
         """No message of group `n` can have been purged: all were stored after the floors it was issued with."""
@@ -54,7 +62,7 @@ def settle_by_outcome(books: Books, stored: StoredGroups) -> dict[int, str]:
 def check_unsettled(books: Books, stored: StoredGroups, prompts: set[int], settled: dict[int, str]) -> list[Finding]:
     """Each live group must be stored or on offer; a run that has completed leaves none."""
     open_groups = books.live - settled.keys()
-    held = {n for n in open_groups if n in prompts or stored.of(n) is not None}
+    held = {n for n in open_groups if n in prompts or stored.of(n) is not None} | stored.unread()
     gone = {n for n in open_groups - held if books.ended or n < books.published} - books.lost
     books.lost |= gone
     findings = []
@@ -76,7 +84,16 @@ def check_groups(books: Books, stored: StoredGroups, purged: Floors) -> list[Fin
         for entry in batch.groups:
             findings += _check_kept(books, batch.k, entry)
             findings += _check_stored(books, batch.k, entry, stored, purged)
-    return findings + _check_reasons(books, stored)
+    return findings + _check_reasons(books, stored) + _check_unreadable(books, stored)
+
+
+def _check_unreadable(books: Books, stored: StoredGroups) -> list[Finding]:
+    """Whoever counted a group had read it. One that was given up, or is still to be, nobody needs to have read."""
+    return [
+        Finding(Fault.UNREADABLE, f"GROUPS sequence {sequence}: group {n} cannot be decoded, but was counted as stored")
+        for sequence, n in stored.unreadable.items()
+        if stored.is_whole(n) and n not in books.given_up and n not in books.live
+    ]
 
 
 def _check_kept(books: Books, k: int, entry: BatchGroup) -> list[Finding]:
@@ -101,7 +118,7 @@ def _check_stored(books: Books, k: int, entry: BatchGroup, stored: StoredGroups,
     where = f"group {entry.n} of batch {k}, GROUPS sequence {entry.groups_sequence}"
     group = stored.by_sequence.get(entry.groups_sequence)
     if group is None:
-        gone = entry.groups_sequence > purged.groups
+        gone = entry.groups_sequence > purged.groups and entry.groups_sequence not in stored.unreadable
         return [Finding(Fault.GROUP_MISSING, f"{where}: not stored, nothing may purge it yet")] if gone else []
     first = stored.sequence_of(entry.n)
     if first not in (None, entry.groups_sequence):
@@ -126,10 +143,10 @@ def _check_reasons(books: Books, stored: StoredGroups) -> list[Finding]:
         if reason not in BY_OUTCOME or n in books.given_up or not stored.is_whole(n):
             continue
         group = stored.of(n)
-        if group is None:
+        if group is None and n not in stored.unreadable.values():
             detail = f"group {n}, dropped as {reason}: not stored, nothing may purge it yet"
             findings.append(Finding(Fault.GROUP_MISSING, detail))
-        elif (own := reason_to_drop(group, books.rules)) != reason:
+        elif group is not None and (own := reason_to_drop(group, books.rules)) != reason:
             detail = f"group {n} was dropped as {reason}; its outcomes say {own or 'keep'}"
             findings.append(Finding(Fault.REASON, detail))
     return findings

@@ -38,6 +38,8 @@ class Books:
         """Issue number -> reason."""
         self.given_up: set[int] = set()
         """Those of `dropped` that a DROP record settled for another reason than their outcomes."""
+        self.unread: set[int] = set()
+        """Those of `given_up` whose stored group the coordinator could not read."""
         self.twice: set[int] = set()
         self.lost: set[int] = set()
         self.skipped_batches: set[int] = set()
@@ -161,7 +163,9 @@ class Books:
             if self._may_settle(n, f"a DROP record ({drop.reason})"):
                 self._settle(n, drop.reason)
                 self._awaiting_batch[n] = drop.reason
-                if drop.reason not in BY_OUTCOME:
+                if drop.error:
+                    self.unread.add(n)
+                if drop.error or drop.reason not in BY_OUTCOME:
                     self.given_up.add(n)
 
     def _take_batch(self, batch: Batch) -> None:

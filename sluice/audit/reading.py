@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -17,6 +18,8 @@ from sluice.wire.v1.ledger_pb2 import LedgerRecord, TrainerRecord
 from sluice.wire.v1.rollouts_pb2 import Group
 
 M = TypeVar("M", bound=Message)
+NEWEST: dict[type[Message], int] = {LedgerRecord: 3, TrainerRecord: 1, Group: 2}
+"""The newest format of each that this audit understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,10 @@ class Snapshot:
     prompts: set[int]
     """Issue numbers whose prompt waits or is in a worker's hands."""
     groups: list[Stored[Group]]
+    unreadable_groups: dict[int, int]
+    """GROUPS messages that cannot be decoded: issue number by sequence."""
     unreadable: list[Finding] = field(default_factory=list)
+    """Of the records."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -51,8 +57,8 @@ async def read_snapshot(bus: Bus, run_id: str) -> Snapshot:
     ledger = await _read(bus, subjects.LEDGER, subjects.ledger(run_id), LedgerRecord, unreadable)
     trainer = await _read(bus, subjects.TRAINER, subjects.trainer(run_id), TrainerRecord, unreadable)
     prompts = await _waiting_prompts(bus, run_id)
-    groups = await _read(bus, subjects.GROUPS, subjects.groups(run_id), Group, unreadable)
-    return Snapshot(run_id, ledger, trainer, prompts, groups, unreadable)
+    groups, unreadable_groups = await _read_groups(bus, run_id)
+    return Snapshot(run_id, ledger, trainer, prompts, groups, unreadable_groups, unreadable)
 
 
 async def read_rollouts(bus: Bus, run_id: str) -> AsyncIterator[tuple[int, bytes]]:
@@ -64,14 +70,37 @@ async def read_rollouts(bus: Bus, run_id: str) -> AsyncIterator[tuple[int, bytes
 async def _read(bus: Bus, stream: str, subject: str, kind: type[M], unreadable: list[Finding]) -> list[Stored[M]]:
     messages: list[Stored[M]] = []
     async for sequence, payload, _ in read_stream(bus, stream, subject):
-        message = kind()
         try:
-            message.ParseFromString(payload)
-        except DecodeError as error:
+            messages.append(Stored(sequence, _parsed(kind, payload)))
+        except ValueError as error:
             unreadable.append(Finding(Fault.UNREADABLE, f"{stream} sequence {sequence}: {error}"))
-            continue
-        messages.append(Stored(sequence, message))
     return messages
+
+
+async def _read_groups(bus: Bus, run_id: str) -> tuple[list[Stored[Group]], dict[int, int]]:
+    messages: list[Stored[Group]] = []
+    unreadable: dict[int, int] = {}
+    async for sequence, payload, _ in read_stream(bus, subjects.GROUPS, subjects.groups(run_id)):
+        try:
+            messages.append(Stored(sequence, _parsed(Group, payload)))
+        except ValueError:
+            with contextlib.suppress(NotFoundError):  # purged meanwhile
+                subject = (await bus.js.get_msg(subjects.GROUPS, sequence)).subject
+                unreadable[sequence] = int(str(subject).rpartition(".")[2])
+    return messages, unreadable
+
+
+def _parsed(kind: type[M], payload: bytes) -> M:
+    """Raises: ValueError: it is none, or of a format that is not known here."""
+    message = kind()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
+    number, newest = getattr(message, "format", 0), NEWEST[kind]
+    if not 1 <= number <= newest:
+        raise ValueError(f"format {number}; this audit reads 1 to {newest}")
+    return message
 
 
 async def _waiting_prompts(bus: Bus, run_id: str) -> set[int]:

@@ -93,7 +93,7 @@ async def _audit_once(bus: Bus, run_id: str) -> tuple[AuditReport, tuple[int, in
     created = snapshot.ledger[0].message.run_created
     weights = follow_weights(created, books.batches, snapshot.trainer)
     purged = purged_floors(weights, books.batches)
-    stored = StoredGroups(snapshot.groups, books, purged)
+    stored = StoredGroups(snapshot.groups, snapshot.unreadable_groups, books, purged)
     settled = settle_by_outcome(books, stored)
     rollouts = RolloutCheck(run_id, _scored(books, stored, settled), purged.rollouts)
     async for sequence, payload in read_rollouts(bus, run_id):
@@ -171,6 +171,7 @@ def _report(a: _Accounts, findings: list[Finding]) -> AuditReport:
         rollouts_orphaned=a.rollouts.orphans,
         groups_with_several_attempts=sum(len(names) > 1 for names in a.rollouts.attempts.values()),
         late_groups=a.stored.late,
+        unreadable_groups=len(books.unread | a.stored.unread()),
         response_length=mean_lengths(books, a.stored, [*books.dropped, *a.settled]),
         findings=tuple(sorted(set(findings))),
     )

@@ -52,6 +52,8 @@ class AuditReport:
     rollouts_orphaned: int = 0
     groups_with_several_attempts: int = 0
     late_groups: int = 0
+    unreadable_groups: int = 0
+    """Stored, and dropped as `failed` because the coordinator cannot read them, or yet to be."""
     response_length: dict[str, float | None] = field(default_factory=dict)
     """Mean tokens of `kept` and of `dropped` groups (those still stored): the bias of the filter."""
     findings: tuple[Finding, ...] = ()
@@ -121,5 +123,6 @@ def _lines(report: AuditReport) -> list[tuple[str, str]]:
         ("rollouts verified", str(report.rollouts_verified)),
         ("rollouts purged, orphaned", f"{report.rollouts_purged}, {report.rollouts_orphaned}"),
         ("several attempts, late groups", f"{report.groups_with_several_attempts}, {report.late_groups}"),
+        ("unreadable groups", str(report.unreadable_groups)),
         ("mean response length", lengths or "unknown"),
     ]

@@ -237,26 +237,10 @@ def _verified(messages: Mapping[int, bytes], named: Named) -> Rollout:
     return decode_rollout(payload)
 
 
-async def read_groups(
-    bus: Bus, run_id: str, start: int, unreadable: Callable[[int, WireError], None] | None = None
-) -> list[tuple[int, Group]]:
-    """(sequence, group) of what a run's GROUPS hold now, from sequence `start` on.
-
-    Args:
-        unreadable: told of each message that is no group, which is left out then.
-
-    Raises:
-        WireError: a message is no group, and there is nobody to tell.
-    """
-    groups = []
-    async for sequence, payload, _ in read_stream(bus, subjects.GROUPS, subjects.groups(run_id), start):
-        try:
-            groups.append((sequence, decode_group(payload)))
-        except WireError as error:
-            if unreadable is None:
-                raise
-            unreadable(sequence, error)
-    return groups
+async def read_groups(bus: Bus, run_id: str, start: int) -> list[tuple[int, Group]]:
+    """(sequence, group) of what a run's GROUPS hold now, from sequence `start` on. Raises: WireError: it is none."""
+    stored = read_stream(bus, subjects.GROUPS, subjects.groups(run_id), start)
+    return [(sequence, decode_group(payload)) async for sequence, payload, _ in stored]
 
 
 async def pending_prompts(bus: Bus, run_id: str) -> set[int]:

@@ -167,6 +167,8 @@ class Drop:
 
     groups: tuple[int, ...]
     reason: DropReason
+    error: str = ""
+    """Of groups that are stored and cannot be read (`failed`): why not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def encode_ledger(record: LedgerRecord) -> bytes:
             message.claim.CopyFrom(pb.Claim(coordinator=coordinator))
         case Issue():
             message.issue.CopyFrom(_issue(record))
-        case Drop(groups, reason):
-            message.drop.CopyFrom(pb.Drop(groups=groups, reason=reason))
+        case Drop(groups, reason, error):
+            message.drop.CopyFrom(pb.Drop(groups=groups, reason=reason, error=error))
         case Batch():
             message.batch.CopyFrom(_batch(record))
         case StateChange(state, reason, fields_json):
@@ -63,7 +63,7 @@ def decode_ledger(payload: bytes) -> LedgerRecord:
             case "issue":
                 return _issue_from(m.issue)
             case "drop":
-                return Drop(tuple(m.drop.groups), DropReason(m.drop.reason))
+                return Drop(tuple(m.drop.groups), DropReason(m.drop.reason), m.drop.error)
             case "batch":
                 return _batch_from(m.batch)
             case "state_change":

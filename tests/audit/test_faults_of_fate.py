@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,9 @@ from sluice.types import (
     Version,
 )
 from sluice.wire import subjects
+from sluice.wire.codec import encode_group
 from sluice.wire.records import encode_ledger
+from sluice.wire.v1.rollouts_pb2 import Group
 from tests.audit.planting import audited, batch_at, edit_batch, kinds, played, rechain
 from tests.audit.world import World, advance, make_spec
 
@@ -44,6 +47,44 @@ async def test_a_prompt_that_vanished_from_a_running_run_is_lost(bus: Bus) -> No
     world.record(StateChange(RunState.PAUSED, "paused by a person"))
     world.prompts.discard(next(iter(world.queue.in_flight_groups())))
     assert kinds(await audited(bus, world)) == {Fault.LOST}
+
+
+async def test_a_prompt_that_its_coordinator_says_it_has_not_offered_yet_is_not_lost_and_any_before_it_is(
+    bus: Bus,
+) -> None:
+    world = World("run-a").play(steps=1)
+    world.coordinate()
+    one, other = list(world.queue.in_flight_groups())[-2:]
+    world.record(StateChange(RunState.PAUSED, "paused while PROMPTS was full", json.dumps({"unoffered": other})))
+    world.prompts -= {one, other}
+    report = await audited(bus, world)
+    assert (kinds(report), report.lost) == ({Fault.LOST}, 1)
+
+
+async def test_a_group_that_cannot_be_read_is_counted_and_not_lost(bus: Bus) -> None:
+    world = World("run-a").play(steps=1)
+    world.coordinate()
+    world.record(StateChange(RunState.PAUSED, "paused by a person"))
+    n = next(iter(world.queue.in_flight_groups()))
+    world.prompts.discard(n)
+    await world.write(bus)
+    newer = Group(format=3, run_id="run-a", n=n, status="scored")
+    await bus.publish(subjects.group("run-a", n), newer.SerializeToString())
+    report = await audit(bus, "run-a")
+    assert (report.findings, report.unreadable_groups, report.lost) == ((), 1, 0), "it is still to be dropped"
+    await bus.publish(subjects.ledger("run-a"), encode_ledger(Drop((n,), DropReason.FAILED, "of format 3")))
+    report = await audit(bus, "run-a")
+    assert (report.findings, report.unreadable_groups, report.dropped["failed"]) == ((), 1, 1)
+
+
+async def test_a_group_that_cannot_be_read_although_its_coordinator_had_is_found(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = played()
+    n = world.batches[1].groups[0].n
+    monkeypatch.setattr("tests.audit.world.encode_group", lambda g: b"\xff" if g.n == n else encode_group(g))
+    report = await audited(bus, world)
+    assert (kinds(report), report.unreadable_groups) == ({Fault.UNREADABLE}, 0)
 
 
 async def test_a_group_that_a_batch_record_forgets_is_lost(bus: Bus) -> None:

@@ -34,6 +34,7 @@ from sluice.types import (
     TrainingFailed,
 )
 from sluice.wire import subjects
+from sluice.wire.v1 import rollouts_pb2 as pb
 from tests.coordinator.stage import ROOT, Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.faults.rollouts import rollouts_of, store_attempt
 from tests.servers import NatsServer
@@ -85,7 +86,7 @@ async def test_nothing_is_offered_before_its_issue_record_and_prompts_are_functi
         assert prompt.min_version == issue.version
 
 
-async def test_a_successor_with_no_memory_finds_the_same_next_batch_whatever_group_it_cannot_read(
+async def test_a_successor_with_no_memory_finds_the_same_next_batch_and_a_group_that_nobody_can_read_is_dropped_once(
     alone: tuple[list[Coordinator], Bus], nats_server: NatsServer
 ) -> None:
     coordinators, bus = alone
@@ -95,8 +96,21 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch_whatever_gro
     await wait_for_state(coordinators[0], view["id"], "running")
     first = await stage.work(most=7)
     await bus.publish(subjects.group(view["id"], 15), b"\xff not a group")
+
+    async def dropped(count: int) -> list[Drop]:
+        """DROP records, once there are so many."""
+        async with asyncio.timeout(20):
+            while len(drops := [r for r in await stage.ledger() if isinstance(r, Drop)]) < count:
+                await asyncio.sleep(0.05)
+        return drops
+
+    await dropped(1)
     coordinators[0].kill()
+    await bus.publish(subjects.group(view["id"], 14), pb.Group(format=9, n=14).SerializeToString())
     coordinators.append(Coordinator(nats_server.url))
+    drops = await dropped(2)
+    assert [(drop.groups, drop.reason) for drop in drops] == [((15,), DropReason.FAILED), ((14,), DropReason.FAILED)]
+    assert "Group of 13 bytes" in drops[0].error and "format 9; this program reads 1 to 2" in drops[1].error
     await stage.work()
     async with asyncio.timeout(20):
         while not await stage.batches():
@@ -104,9 +118,16 @@ async def test_a_successor_with_no_memory_finds_the_same_next_batch_whatever_gro
     batch = (await stage.batches())[0]
     assert [entry.n for entry in batch.groups] == list(range(8))
     assert {p.n for p in first} <= set(range(16))
+    assert next(r for r in reversed(await stage.ledger()) if isinstance(r, Issue)).first == 17, (
+        "their slots are refilled"
+    )
     claims = [record for record in await stage.ledger() if isinstance(record, Claim)]
     assert len(claims) == 2
-    assert (await get(coordinators[1], f"/v1/runs/{view['id']}/groups/15"))["state"] == "in_flight"
+    shown = await get(coordinators[1], f"/v1/runs/{view['id']}/groups/15")
+    assert (shown["state"], shown["reason"], shown["error"]) == ("dropped", "failed", drops[0].error)
+    report = await audit(bus, view["id"])
+    assert (report.lost, report.unreadable_groups, report.dropped) == (0, 2, {"failed": 2})
+    assert not {Fault.UNREADABLE, Fault.GROUP_MISSING, Fault.REASON, Fault.TALLY} & {f.kind for f in report.findings}
     await post(coordinators[1], f"/v1/runs/{view['id']}/stop")
     await wait_for_state(coordinators[1], view["id"], "stopping")
 

@@ -10,6 +10,7 @@ import pytest
 from sluice.errors import WireError
 from sluice.packed import LogProbs, TokenIds
 from sluice.transport.archive import Archive, archive_groups
+from sluice.transport.groups import UnreadableGroup, stored_groups
 from sluice.transport.nats import Bus
 from sluice.transport.queues import (
     Delivery,
@@ -206,9 +207,13 @@ async def test_a_group_that_nobody_can_read_takes_no_other_with_it_also_into_the
     await store_group(bus, group(0, "a"))
     damaged = await bus.publish(subjects.group("run", 1), b"\xff not a group")
     await store_group(bus, group(2, "a"))
-    unreadable: list[int] = []
-    found = await read_groups(bus, "run", 1, lambda sequence, _: unreadable.append(sequence))
-    assert ([stored.n for _, stored in found], unreadable) == ([0, 2], [damaged])
+    found = await stored_groups(bus, "run", 1)
+    assert [(stored.n, isinstance(stored, UnreadableGroup)) for _, stored in found] == [
+        (0, False),
+        (1, True),
+        (2, False),
+    ]
+    assert f"GROUPS sequence {damaged}: Group of 13 bytes" in getattr(found[1][1], "error", "")
     with pytest.raises(WireError, match="Group of 13 bytes"):
         await read_groups(bus, "run", 1)
     await archive_groups(bus, "run", damaged + 1)

@@ -62,12 +62,14 @@ class Issue(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., version: _Optional[int] = ..., floors: _Optional[_Union[Floors, _Mapping]] = ..., skipped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drop(_message.Message):
-    __slots__ = ("groups", "reason")
+    __slots__ = ("groups", "reason", "error")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedScalarFieldContainer[int]
     reason: str
-    def __init__(self, groups: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+    error: str
+    def __init__(self, groups: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BatchGroup(_message.Message):
     __slots__ = ("n", "attempt", "version", "groups_sequence", "rollouts")

@@ -21,6 +21,7 @@ from services.coordinator.prompt_source import PromptSource
 from services.coordinator.run import Run
 from services.coordinator.written import Written
 from sluice.telemetry import Logger
+from sluice.transport.groups import UnreadableGroup
 from sluice.transport.log import FencedLog
 from sluice.transport.nats import Bus
 from sluice.types import (
@@ -63,7 +64,7 @@ async def _load_once(history: RunHistory, _: object = None) -> PromptSource:
 @contextmanager
 def in_memory() -> Iterator[None]:
     """Coordinators made inside work on `Connection`s instead of a bus."""
-    names = ("trainer_log", "Offering", "pending_prompts", "delete_prompts", "read_groups")
+    names = ("trainer_log", "Offering", "pending_prompts", "delete_prompts", "stored_groups")
     functions: dict[str, Any] = {name: getattr(memory, name) for name in names}
     functions |= dict.fromkeys(("publish_event", "announce"), memory.nothing_to_tell)
     with patch.multiple(run_module, **functions), patch.object(PromptSource, "load", _load_once):
@@ -192,10 +193,10 @@ class Workers:
         name, least = f"attempt-{self.begun}", message.min_version
         self.attempts.append(Attempt(message, Group(RUN, message.n, name, status, rollouts, "w", "e", least, 1.0, 0.1)))
 
-    def commit(self, attempt: Attempt, acked: bool) -> None:
+    def commit(self, attempt: Attempt, acked: bool, readable: bool = True) -> None:
         """Store the group, or lose to another attempt; then ack, unless the worker dies before."""
         self.attempts.remove(attempt)
-        self.streams.add_group(attempt.group)
+        self.streams.add_group(attempt.group if readable else UnreadableGroup(attempt.group.n, "of another format"))
         if acked:
             self.streams.settle(attempt.message)
 

@@ -103,6 +103,11 @@ class Run(Coordinators):
 
     @precondition(lambda self: self.workers.attempts)
     @rule(pick=PICK)
+    def a_worker_stores_a_group_that_no_coordinator_can_read(self, pick: int) -> None:
+        self.workers.commit(self.workers.attempts[pick % len(self.workers.attempts)], acked=True, readable=False)
+
+    @precondition(lambda self: self.workers.attempts)
+    @rule(pick=PICK)
     def a_worker_dies(self, pick: int) -> None:
         self.workers.attempts.pop(pick % len(self.workers.attempts))
 

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from sluice.errors import FencedError
+from sluice.transport.groups import StoredGroup, UnreadableGroup
 from sluice.transport.log import Entry
-from sluice.types import Floors, Group, LedgerRecord, PolicyVersion, Prompt, TrainerRecord, Version
+from sluice.types import Floors, LedgerRecord, PolicyVersion, Prompt, TrainerRecord, Version
 from sluice.wire.codec import decode_group, encode_group
 from sluice.wire.records import decode_ledger, decode_trainer, encode_ledger, encode_trainer
 from tests.coordinator.bounds.truth import Truth
@@ -40,7 +41,7 @@ class Streams:
     truth: Truth
     ledger: list[Entry[LedgerRecord]] = field(default_factory=list)
     trainer: list[Entry[TrainerRecord]] = field(default_factory=list)
-    groups: list[tuple[int, Group]] = field(default_factory=list)
+    groups: list[tuple[int, StoredGroup]] = field(default_factory=list)
     groups_end: int = 0
     rollouts_end: int = 0
     purged_rollouts: int = 0
@@ -62,13 +63,17 @@ class Streams:
         if isinstance(record, Version):
             self.truth.publish(record.version.number)
 
-    def add_group(self, group: Group) -> bool:
+    def add_group(self, group: StoredGroup) -> bool:
         """False if a group of this number is stored already, as far as a purge has left its fence."""
         if any(stored.n == group.n for _, stored in self.groups):
             return False
         self.groups_end += 1
-        self.groups.append((self.groups_end, decode_group(encode_group(group))))
-        self.truth.see_group(*self.groups[-1])
+        if isinstance(group, UnreadableGroup):
+            self.groups.append((self.groups_end, group))
+            return True
+        stored = decode_group(encode_group(group))
+        self.groups.append((self.groups_end, stored))
+        self.truth.see_group(self.groups_end, stored)
         return True
 
     def add_rollouts(self, count: int) -> range:
@@ -204,7 +209,7 @@ async def delete_prompts(connection: Connection, run_id: str) -> None:
     connection.effect(connection.streams.prompts.clear)
 
 
-async def read_groups(connection: Connection, run_id: str, start: int, _: object) -> list[tuple[int, Group]]:
+async def stored_groups(connection: Connection, run_id: str, start: int) -> list[tuple[int, StoredGroup]]:
     return [(sequence, group) for sequence, group in connection.streams.groups if sequence >= start]
 
 
