@@ -13,7 +13,7 @@ from nats.js.errors import APIError
 from services.rollout import metrics
 from services.rollout.attempts import Attempts
 from services.rollout.completion import Completion, ForeignWeightsError
-from services.rollout.group import RETRY_SECONDS, Bench, attempted, keep_storing, quietly, say_in_progress
+from services.rollout.group import RETRY_SECONDS, Bench, attempted, keep_storing, quietly
 from services.rollout.run import NATS_FAULTS, Run
 from services.rollout.scoring import verdicts_of
 from sluice.cancellation import end_tasks
@@ -172,17 +172,17 @@ async def respond(delivery: EvaluationDelivery, version: PolicyVersion, bench: B
     if asked.version != version:
         await quietly(delivery.ack(), bench)  # of an evaluation that is settled
         return
-    beating = asyncio.create_task(say_in_progress(delivery), name="in_progress")
     status = "handed_back"
     try:
-        status = await attempted(
-            asked.prompt.n,
-            bench,
-            attempts,
-            make=lambda _, alone: _make(asked, alone, bench),
-            give_up=lambda _, error: _failed(asked, error, bench),
-            commit=lambda group: _commit(group, bench),
-        )
+        with bench.in_hand.holding(delivery):
+            status = await attempted(
+                asked.prompt.n,
+                bench,
+                attempts,
+                make=lambda _, alone: _make(asked, alone, bench),
+                give_up=lambda _, error: _failed(asked, error, bench),
+                commit=lambda group: _commit(group, bench),
+            )
     except asyncio.CancelledError:
         await quietly(delivery.hand_back(), bench)
         raise
@@ -192,7 +192,6 @@ async def respond(delivery: EvaluationDelivery, version: PolicyVersion, bench: B
     else:
         await quietly(delivery.ack(), bench)
     finally:
-        await end_tasks([beating])
         metrics.EVALUATION_GROUPS.labels(bench.run.id, status).inc()
 
 

@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from services.rollout import metrics
@@ -19,15 +19,15 @@ from services.rollout.completion import (
 )
 from services.rollout.engine import Engine, EngineLimits
 from services.rollout.gate import Gate
+from services.rollout.in_hand import InHand
 from services.rollout.run import NATS_FAULTS, Run
 from services.rollout.scoring import ResponseText, Scorer, judge
 from services.rollout.weight_sync import WeightSync
-from sluice.cancellation import end_tasks
 from sluice.errors import TransientError, WaitTimeoutError
 from sluice.packed import TokenIds
 from sluice.telemetry import log_policy_version
 from sluice.transport.engine import EngineDownError, EngineRefusedError
-from sluice.transport.queues import ACK_WAIT_SECONDS, Delivery, store_group, store_rollouts
+from sluice.transport.queues import Delivery, store_group, store_rollouts
 from sluice.types import Group, GroupStatus, Prompt, Rollout, VerdictKind
 
 G = TypeVar("G")
@@ -45,6 +45,7 @@ class Bench:
     gate: Gate
     sync: WeightSync
     attempts: Attempts
+    in_hand: InHand
     text: ResponseText
     scorer: Scorer
     over: asyncio.Event
@@ -63,10 +64,10 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
                   the engine died or refused is counted, and after rollout.max_attempts of them the group is stored as
                   `failed`. A group that somebody else stored first is left to them
     """
-    beating = asyncio.create_task(say_in_progress(delivery), name="in_progress")
     status = "handed_back"
     try:
-        status = await _attempt(delivery.prompt, bench)
+        with bench.in_hand.holding(delivery):
+            status = await _attempt(delivery.prompt, bench)
     except asyncio.CancelledError:
         if bench.over.is_set():
             status = "cancelled"
@@ -78,7 +79,6 @@ async def roll_out(delivery: Delivery, bench: Bench) -> None:
     else:
         await quietly(delivery.ack(), bench)  # unanswered, it is delivered again, and that attempt loses
     finally:
-        await end_tasks([beating])
         metrics.GROUPS.labels(bench.run.id, status).inc()
 
 
@@ -147,8 +147,10 @@ async def _make(prompt: Prompt, attempt: str, alone: bool, bench: Bench) -> Grou
         shared = TokenIds(prompt.token_ids)
         rollouts = [_rollout(prompt, shared, attempt, i, completion) for i, completion in enumerate(completions)]
         stored = await keep_storing(lambda: store_rollouts(bench.run.bus, rollouts), bench)
-        pairs = zip(summaries, stored, strict=True)
-        summaries = tuple(replace(s, **asdict(at)) for s, at in pairs)
+        summaries = tuple(
+            replace(s, sequences=at.sequences, content_hash=at.content_hash, offset=at.offset, nbytes=at.nbytes)
+            for s, at in zip(summaries, stored, strict=True)
+        )
     return Group(
         run_id=prompt.run_id,
         n=prompt.n,
@@ -252,16 +254,6 @@ async def keep_storing(store: Callable[[], Awaitable[G]], bench: Bench) -> G:
                 return await store()
             except (TransientError, TimeoutError) as error:
                 bench.run.log.warning("still_waiting", wait="store", error=str(error))
-
-
-async def say_in_progress(delivery: Delivery) -> None:
-    """The prompt stays ours while its deadlines run; a worker that hangs falls silent with its event loop."""
-    while True:
-        await asyncio.sleep(ACK_WAIT_SECONDS / 3)
-        try:
-            await delivery.in_progress()
-        except NATS_FAULTS:
-            continue  # the server is away; it counts the silence only when it is back
 
 
 async def quietly(step: Awaitable[object], bench: Bench) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from services.rollout.evaluation import Evaluations, Seat
 from services.rollout.gate import Gate
 from services.rollout.group import Bench, roll_out
 from services.rollout.holder import watch_holder
+from services.rollout.in_hand import InHand
 from services.rollout.presence import LiveStatus, Presence, Status
 from services.rollout.run import Run, RunFinder, RunUnfitError, wait_until_over
 from services.rollout.scoring import ResponseText
@@ -30,6 +32,7 @@ from sluice.transport.queues import Delivery, PromptQueue
 from sluice.transport.reward import RewardClient
 
 T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, Any]]
 PULL_SECONDS = 0.5
 ENGINE_RETRY_SECONDS = 1.0
 ENGINE_CACHES = "http*"
@@ -107,12 +110,14 @@ class Worker:
         scorer = RewardClient(self._settings.reward_addresses, deadline, "reward.deadline_seconds")
         scorer.count_retry = metrics.REWARD_RETRIES.labels(run.id).inc
         run.log.info("run_joined", engine=self._engine.url, worker=run.worker)
-        async with presence.registered(run), _watching(run, sync, evaluations, stop) as watch:
+        in_hand = InHand()
+        background = sync.follow, sync.run, evaluations.follow, in_hand.say_in_progress
+        async with presence.registered(run), _watching(run, background, stop) as watch:
             try:
                 limits = await _unless(watch.leave, self._learn_limits(run, sync, model))
                 if limits is not None:
                     attempts = await Attempts.open(run.bus, run.id)
-                    bench = Bench(run, self._engine, limits, gate, sync, attempts, text, scorer, watch.over)
+                    bench = Bench(run, self._engine, limits, gate, sync, attempts, in_hand, text, scorer, watch.over)
                     await self._pull(bench, evaluations, watch)
             finally:
                 await self._finish_groups(watch)
@@ -222,8 +227,8 @@ class Worker:
 
 
 @asynccontextmanager
-async def _watching(run: Run, sync: WeightSync, evaluations: Evaluations, stop: asyncio.Event) -> AsyncIterator[Watch]:
-    """Weight sync, evaluations and the reasons to leave, in the background; raises what ended one of them."""
+async def _watching(run: Run, work: Sequence[Work], stop: asyncio.Event) -> AsyncIterator[Watch]:
+    """`work` and the reasons to leave, in the background; raises what ended one of them."""
     watch = Watch()
 
     async def until_over() -> None:
@@ -231,15 +236,7 @@ async def _watching(run: Run, sync: WeightSync, evaluations: Evaluations, stop: 
         run.log.info("run_over", state=str(state))
         watch.over.set()
 
-    work: list[Coroutine[Any, Any, Any]] = [
-        sync.follow(),
-        sync.run(),
-        evaluations.follow(),
-        watch_holder(run),
-        until_over(),
-        stop.wait(),
-    ]
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    tasks = [asyncio.create_task(begin()) for begin in (*work, partial(watch_holder, run), until_over, stop.wait)]
     for task in tasks:
         task.add_done_callback(lambda _: watch.leave.set())
     try:

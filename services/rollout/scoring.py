@@ -124,6 +124,7 @@ def _by_policy(spec: RunSpec, verdict: Verdict) -> Verdict:
 def _summary(spec: RunSpec, completion: Completion, verdict: Verdict) -> RolloutSummary:
     scored = verdict.kind is VerdictKind.SCORED
     length = len(completion.token_ids)
+    oldest, newest = completion.oldest_version, completion.newest_version
     shaping = 0.0
     if scored and spec.reward.overlong_buffer:
         shaping = overlong_penalty(
@@ -141,9 +142,9 @@ def _summary(spec: RunSpec, completion: Completion, verdict: Verdict) -> Rollout
         shaping=shaping,
         length=length,
         finish_reason=completion.finish_reason,
-        oldest_version=completion.oldest_version,
-        newest_version=completion.newest_version,
-        spans=completion.spans if completion.oldest_version != completion.newest_version else (),
+        oldest_version=oldest,
+        newest_version=newest,
+        spans=completion.spans if oldest != newest else (),
     )
 
 
