@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv with the pinned dependencies, and the two small models. Idempotent: returns at once when all is there.
+# Make .venv with the pinned dependencies, and the two small models. Says what it does and about how long that takes on
+# two idle cores; returns at once, and says nothing, when all is there.
 #   PYTHON=python3.12 scripts/setup.sh     use another Python (3.11 or newer)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,6 +15,8 @@ fail() { # one line that says what to do
     exit 2
 }
 
+say() { echo "setup: $*"; }
+
 venv_is_ours() { # a virtual environment cannot be moved: one that came along with a copied folder is made anew
     [ -x "$bin/python" ] && grep -qF "$PWD/.venv" "$bin/activate" && "$bin/python" -c 'import pip' 2>/dev/null
 }
@@ -23,6 +26,7 @@ make_venv() {
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         fail "$("$python" --version) is too old: Sluice needs 3.11 or newer; set PYTHON=/path/to/python3.11"
     "$python" -c 'import ensurepip' 2>/dev/null || fail "$python has no venv module; apt-get install python3-venv"
+    say "making the virtual environment .venv with $("$python" --version) (some seconds)"
     "$python" -m venv --clear .venv
 }
 
@@ -53,18 +57,21 @@ make_models() {
 
 mkdir -p artifacts
 exec 9>artifacts/setup.lock
-flock 9 # another setup in this folder goes first
+flock --timeout 2 9 || { say "another setup in this folder goes first (some minutes)" && flock 9; }
 
 # What was installed: these inputs, in this place.
 wanted="$(cat pyproject.toml constraints.txt scripts/setup.sh | cksum) $PWD"
 if [ "$(cat .venv/setup-stamp 2>/dev/null)" != "$wanted" ]; then
-    echo "setting up .venv (once) ..."
     venv_is_ours || make_venv
-    install_with_uv || install_with_pip || fail "the packages could not be installed; the lines above say why"
+    say "installing $(grep -c == constraints.txt) packages into .venv, 2 GB (a minute, longer over a slow network)"
+    install_with_uv || {
+        say "uv could not, the lines above say why; installing with pip (some minutes)"
+        install_with_pip
+    } || fail "the packages could not be installed; the lines above say why"
     echo "$wanted" >.venv/setup-stamp
 fi
 if [ ! -f models/tiny/fingerprint.json ] || [ ! -f models/smollm2-135m-instruct/fingerprint.json ]; then
-    echo "making the models (once) ..."
+    say "making models/tiny and models/smollm2-135m-instruct, 261 MB (half a minute)"
     logs=$(mktemp -d)
     trap 'rm -rf "$logs"' EXIT
     make_models "$logs"
