@@ -236,7 +236,8 @@ async def _watching(run: Run, work: Sequence[Work], stop: asyncio.Event) -> Asyn
         run.log.info("run_over", state=str(state))
         watch.over.set()
 
-    tasks = [asyncio.create_task(begin()) for begin in (*work, partial(watch_holder, run), until_over, stop.wait)]
+    background: list[Work] = [*work, partial(watch_holder, run), until_over, stop.wait]
+    tasks = [asyncio.create_task(begin()) for begin in background]
     for task in tasks:
         task.add_done_callback(lambda _: watch.leave.set())
     try:
