@@ -6,9 +6,11 @@ import asyncio
 import json
 import signal
 
+import nats
+import pytest
 from nats.aio.msg import Msg
 
-from sluice.transport.bursts import BURST_BYTES, Message, bursts, runs
+from sluice.transport.bursts import BURST_BYTES, Answers, Burst, Message, bursts, runs
 from sluice.transport.nats import Bus
 from sluice.wire import subjects
 from tests.servers import NatsServer
@@ -61,6 +63,24 @@ async def test_a_server_that_is_frozen_in_mid_burst_ends_up_with_each_message_on
     nats_server.process.send_signal(signal.SIGCONT)
     assert await storing == list(range(1, 21))
     assert (await bus.js.stream_info(subjects.ROLLOUTS)).state.messages == 20
+
+
+async def test_an_answer_renews_the_patience_with_its_burst_and_silence_ends_it(bus: Bus) -> None:
+    async def answer(request: Msg) -> None:
+        number = request.reply.rpartition(".")[2]
+        await asyncio.sleep(0.25)
+        await bus.nc.publish(request.reply, b'{"stream": "SLOW", "seq": %d}' % (int(number) + 1))
+
+    await bus.nc.subscribe("slow", cb=answer)
+    await bus.nc.subscribe("silent")
+    burst = Burst(bus.nc, await Answers.open(bus.nc, 0.4))
+    stored: dict[int, int] = {}
+    await burst.store([Message("slow", b"")] * 4, stored)
+    assert stored == {0: 1, 1: 2, 2: 3, 3: 4}
+    with pytest.raises(TimeoutError, match=r"no answer for 0\.4 s"):
+        await burst.store([Message("silent", b"")], {})
+    with pytest.raises(nats.errors.NoRespondersError):
+        await burst.store([Message("nobody", b"")], {})
 
 
 def test_a_burst_holds_no_more_than_its_bytes_unless_one_message_does() -> None:
