@@ -114,11 +114,10 @@ class Worker:
         background = sync.follow, sync.run, evaluations.follow, in_hand.say_in_progress
         async with presence.registered(run), _watching(run, background, stop) as watch:
             try:
-                limits = await _unless(watch.leave, self._learn_limits(run, sync, model))
-                if limits is not None:
-                    attempts = await Attempts.open(run.bus, run.id)
+                if ready := await _unless(watch.leave, self._get_ready(run, sync, model)):
+                    limits, attempts, queue = ready
                     bench = Bench(run, self._engine, limits, gate, sync, attempts, in_hand, text, scorer, watch.over)
-                    await self._pull(bench, evaluations, watch)
+                    await self._pull(queue, bench, evaluations, watch)
             finally:
                 await self._finish_groups(watch)
                 await scorer.close()
@@ -135,9 +134,14 @@ class Worker:
             if folder.name in over:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _pull(self, bench: Bench, evaluations: Evaluations, watch: Watch) -> None:
+    async def _get_ready(self, run: Run, sync: WeightSync, model: Path) -> tuple[EngineLimits, Attempts, PromptQueue]:
+        """What the first prompt needs, as soon as the engine and NATS give it."""
+        limits = await self._learn_limits(run, sync, model)
+        attempts = await Attempts.open(run.bus, run.id)
+        return limits, attempts, await PromptQueue.join(run.bus, run.id, metrics.PROMPTS_UNREADABLE.labels(run.id).inc)
+
+    async def _pull(self, queue: PromptQueue, bench: Bench, evaluations: Evaluations, watch: Watch) -> None:
         """Keep every slot filled while the engine serves a policy version, but for the time of an evaluation."""
-        queue = await PromptQueue.join(bench.run.bus, bench.run.id, metrics.PROMPTS_UNREADABLE.labels(bench.run.id).inc)
         while not watch.leave.is_set():
             if (seat := await evaluations.seat()) is not None:
                 await self._evaluate(seat, bench, evaluations, watch)
