@@ -36,10 +36,10 @@ class Message(NamedTuple):
 
 @dataclass(slots=True)
 class _Expected:
-    """Who expects answers, until `all_heard`."""
+    """Somebody who waits until `all_heard`, which is false in the end if nothing came for too long."""
 
     hear: Hear
-    all_heard: asyncio.Future[None]
+    all_heard: asyncio.Future[bool]
     heard_at: float
 
 
@@ -77,7 +77,8 @@ class Answers:
             self._look()
         try:
             await send(f"{self._prefix}{name}.")
-            await expected.all_heard
+            if not await expected.all_heard:
+                raise TimeoutError(f"no answer for {self.seconds:g} s")
         finally:
             del self._expected[name]
 
@@ -86,14 +87,14 @@ class Answers:
         if expected := self._expected.get(name):  # an answer that came too late has nobody who expects it
             expected.heard_at = asyncio.get_running_loop().time()
             if expected.hear(int(number), message) and not expected.all_heard.done():
-                expected.all_heard.set_result(None)
+                expected.all_heard.set_result(True)
 
     def _look(self) -> None:
         """Let go whoever has waited too long, and look again while somebody waits: a timer for each would cost more."""
         loop = asyncio.get_running_loop()
         for expected in self._expected.values():
             if loop.time() - expected.heard_at >= self.seconds and not expected.all_heard.done():
-                expected.all_heard.set_exception(TimeoutError(f"no answer for {self.seconds:g} s"))
+                expected.all_heard.set_result(False)
         self._looking = loop.call_later(self.seconds / 4, self._look) if self._expected else None
 
 
