@@ -97,6 +97,9 @@ class RunView(View):
     name: str
     state: RunState
     reason: str = Field("", description="Why it is in this state, in words.")
+    problem: str = Field(
+        "", description="Why this coordinator cannot read all of its records: it is shown as it stood before them."
+    )
     config_hash: str
     created_at: datetime
     first_issue_at: datetime | None = Field(None, description="Server time of the first ISSUE record.")

@@ -54,7 +54,10 @@ class Around:
             self._untold_since.pop(history.run_id, None)
             return ()
         since = self._untold_since.setdefault(history.run_id, time.monotonic())
-        return (_wait("coordinator", "a coordinator that holds the run", time.monotonic() - since),)
+        holder = (
+            f"a coordinator that can read it ({history.problem})" if history.problem else "a coordinator that holds it"
+        )
+        return (_wait("coordinator", holder, time.monotonic() - since),)
 
 
 def _wait(name: str, waits_for: str, seconds: float) -> WaitView:

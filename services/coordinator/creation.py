@@ -72,7 +72,7 @@ class RunCreator:
         """By its run's records where this server has them, else by what is in the folder."""
         run_id, checkpoint = await asyncio.to_thread(record_of, folder)
         history = await self._runs.get(run_id)
-        if history is None:
+        if history is None or not history.has_spec:
             return await asyncio.to_thread(forking.source_of_folder, folder)
         return await forking.source_of_run(self._bus, history, checkpoint)
 
@@ -147,6 +147,8 @@ class RunCreator:
     async def _stored(self, run_id: str) -> RunHistory:
         """A run that is there. Raises: TransientError: it was deleted in this instant."""
         history = await self._runs.get(run_id)
+        if history is not None and not history.has_spec:
+            raise ConflictError(f"run {run_id} cannot be read by this coordinator: {history.problem}")
         if history is None:
             raise TransientError(f"run {run_id} was deleted as it was created; create it again")
         return history

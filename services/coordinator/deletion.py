@@ -33,6 +33,11 @@ SWEEP_SECONDS = 60.0
 async def check_deletable(runs: RunReader, history: RunHistory, keep_checkpoints: bool) -> None:
     """Raises: ConflictError: the run has not ended, or a run forked from it has yet to load its checkpoint."""
     if not history.state.terminal:
+        if history.problem:
+            raise ConflictError(
+                f"whether the run has ended cannot be said: {history.problem}; ask a coordinator that can read it",
+                field="problem",
+            )
         raise ConflictError(
             f"the run is {history.state}; only a run that has ended can be deleted: stop it first",
             field="state",

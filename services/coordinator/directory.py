@@ -28,6 +28,7 @@ from services.coordinator.status import LiveStatus, counts_of_ledger
 from services.coordinator.truths import TruthCheck
 from services.coordinator.workers import registered_workers
 from sluice.config import RunSpec, changed
+from sluice.errors import TransientError
 from sluice.evaluation_views import RunEvaluationView
 from sluice.group_views import GroupDetailView, GroupView
 from sluice.prompt_views import PromptsView
@@ -80,7 +81,7 @@ class Directory:
         return [await self._view(history, with_spec=False) for history in await self._runs.all()]
 
     async def get(self, run_id: str) -> RunView:
-        return await self._view(await self._history(run_id), with_spec=True)
+        return await self._view(await self._as_far_as_read(run_id), with_spec=True)
 
     async def control(self, run_id: str, action: RunAction, reason: str, skip_batch: int | None = None) -> RunView:
         history = await self._history(run_id)
@@ -88,11 +89,19 @@ class Directory:
             await resume_without(self._bus, history, skip_batch, reason)
             return await self.get(run_id)
         conflict = (
-            f"the run has {history.state}" if history.state.terminal else await ask(self._bus, run_id, action, reason)
+            f"the run has {history.state}" if history.state.terminal else await self._ask(history, action, reason)
         )
         if conflict:
             raise ConflictError(conflict, field="state", value=str(history.state))
         return await self.get(run_id)
+
+    async def _ask(self, history: RunHistory, action: RunAction, reason: str) -> str:
+        try:
+            return await ask(self._bus, history.run_id, action, reason)
+        except TransientError:
+            if history.problem:
+                return f"no coordinator holds the run: {history.problem}"
+            raise
 
     async def delete(self, run_id: str, keep_checkpoints: bool) -> DeletionView:
         history = await self._runs.get(run_id)
@@ -156,6 +165,13 @@ class Directory:
     # ---------------------------------------------------------------- helpers of the routes above
 
     async def _history(self, run_id: str) -> RunHistory:
+        """As it stands now. Raises: ConflictError: not even its first record can be read."""
+        history = await self._as_far_as_read(run_id)
+        if not history.has_spec:
+            raise ConflictError(f"run {run_id} cannot be read by this coordinator: {history.problem}", field="run_id")
+        return history
+
+    async def _as_far_as_read(self, run_id: str) -> RunHistory:
         """As it stands now; as it was read last, if NATS does not answer."""
         known = self._runs.known(run_id)
         patience = None if known is None else 0 if self._around.nats_is_away else PATIENCE_SECONDS
@@ -174,12 +190,14 @@ class Directory:
         live = None if history.state.terminal else await self._board.read(history.run_id)
         missed = self._around.waits(history, live)
         live = live or LiveStatus(counts=counts_of_ledger(history))
+        spec = history.spec if history.has_spec else None
         return RunView(
             id=history.run_id,
-            name=history.spec.name,
+            name=spec.name if spec else history.run_id,
             state=history.state,
-            reason=history.reason,
-            config_hash=history.config_hash,
+            reason=f"as far as it can be read; {history.problem}" if history.problem else history.reason,
+            problem=history.problem,
+            config_hash=history.config_hash if spec else "",
             created_at=history.created_at,
             first_issue_at=history.first_issue_at,
             finished_at=history.finished_at,
@@ -189,12 +207,12 @@ class Directory:
             forks=tuple(await self._runs.forks_of(history.run_id))
             if with_spec and not self._around.nats_is_away
             else (),
-            total_steps=history.spec.trainer.total_steps,
+            total_steps=spec.trainer.total_steps if spec else 0,
             policy_version=history.versions[-1].version if history.versions else None,
             counts=live.counts,
             waits=(*missed, *live.waits),
             bottleneck=live.bottleneck,
-            spec=history.spec.model_dump(mode="json") if with_spec else None,
+            spec=spec.model_dump(mode="json") if with_spec and spec else None,
             data=history.data_manifest if with_spec else None,
         )
 

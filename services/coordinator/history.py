@@ -44,6 +44,8 @@ class RunHistory:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self.problem = ""
+        """Why a record cannot be read, by this release at least; all else here is how the run stood before it."""
         self.state = RunState.QUEUED
         self.reason = "created"
         self.ends_as = RunState.STOPPED
@@ -80,6 +82,11 @@ class RunHistory:
         """Highest number ever published; -1 before the first."""
         self.origin: Origin | None = None
         """The checkpoint of another run that this one was forked from."""
+
+    @property
+    def has_spec(self) -> bool:
+        """Its first record, which says what run it is, can be read."""
+        return "spec" in self.__dict__
 
     @property
     def first_step(self) -> int:

@@ -17,10 +17,11 @@ from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.run import Run, announce
 from services.coordinator.runs import RunReader
 from sluice.cancellation import end_tasks
-from sluice.errors import ConfigError, FencedError, TransientError
+from sluice.errors import ConfigError, FencedError, TransientError, WireError
 from sluice.telemetry import get_logger, instance_name, log_context
 from sluice.transport.lease import Lease
 from sluice.transport.nats import Bus
+from sluice.transport.queues import publish_event
 from sluice.types import RunState
 
 LOOK_SECONDS = 1.0
@@ -36,6 +37,8 @@ class RunHost:
         self.name = instance_name("coordinator")
         self._log = get_logger("coordinator").bind(coordinator=self.name)
         self._held: dict[str, asyncio.Task[None]] = {}
+        self._unreadable: dict[str, str] = {}
+        """Runs with records that cannot be read, with the reason."""
 
     async def serve(self) -> None:
         """Look for runs without a holder, for ever; cancel it to let go of all."""
@@ -51,10 +54,21 @@ class RunHost:
 
     async def _open_runs(self) -> list[str]:
         try:
-            return [history.run_id for history in await self._runs.all() if not history.state.terminal]
+            unended = [history for history in await self._runs.all() if not history.state.terminal]
         except (APIError, nats.errors.Error, TransientError) as error:
             self._log.warning("runs_unreadable", error=str(error))
             return []
+        await self._tell_unreadable({history.run_id: history.problem for history in unended if history.problem})
+        return [history.run_id for history in unended if not history.problem]
+
+    async def _tell_unreadable(self, problems: dict[str, str]) -> None:
+        """Runs that a coordinator of this release cannot hold are left to another one; each is named once."""
+        self._metrics.unreadable.set(len(problems))
+        for run_id, problem in problems.items():
+            if self._unreadable.get(run_id) != problem:
+                self._log.error("run_unreadable", run=run_id, error=problem)
+                await publish_event(self._bus, run_id, "alarm", {"alarm": "run_unreadable", "error": problem})
+        self._unreadable = problems
 
     async def _try(self, run_id: str) -> None:
         try:
@@ -95,6 +109,8 @@ class RunHost:
                 await coordinate(run, inbox)
         except FencedError as error:
             self._log.warning("fenced", error=str(error))
+        except WireError as error:
+            self._log.error("let_go_unreadable", error=str(error))  # whoever reads it next sees it, and claims it not
         except ConfigError as error:
             self._log.error("run_unusable", error=str(error))
             with contextlib.suppress(FencedError, TransientError):

@@ -145,6 +145,7 @@ class CoordinatorMetrics:
         self.nats_silent = gauge("nats_silent_seconds", "For how long NATS has not answered; 0 while it does.")
         self.redis_away = gauge("redis_away_seconds", "For how long Redis has been away; 0 while it is there.")
         self.storage = gauge("jetstream_storage_bytes", "File storage that NATS uses for all streams.")
+        self.unreadable = gauge("runs_unreadable", "Runs that this coordinator does not hold as it cannot read them.")
         self.ended = Counter(
             "sluice_runs_ended_total", "Runs that this coordinator saw end, by state.", ("state",), registry=registry
         )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 from nats.js.errors import NotFoundError
 
 from services.coordinator.history import RunHistory
 from services.coordinator.written import Written
-from sluice.transport.log import FencedLog, last_sequence, trainer_log
+from sluice.errors import ConfigError, WireError
+from sluice.transport.log import Entry, FencedLog, Unreadable, last_sequence, trainer_log
 from sluice.transport.nats import Bus
 from sluice.types import LedgerRecord, RunCreated, TrainerRecord
 from sluice.wire import subjects
 from sluice.wire.records import decode_ledger
+
+R = TypeVar("R")
 
 
 class RunReader:
@@ -62,7 +67,10 @@ class RunReader:
             message = await self._bus.js.get_msg(subjects.LEDGER, 1, subjects.ledger(run_id), direct=True, next=True)
         except NotFoundError:  # deleted meanwhile
             return None
-        created = decode_ledger(message.data or b"")
+        try:
+            created = decode_ledger(message.data or b"")
+        except WireError:  # the run itself says so
+            return None
         return created.origin.run_id if isinstance(created, RunCreated) and created.origin else None
 
 
@@ -75,17 +83,40 @@ class _Reading:
         self._ledger: FencedLog[LedgerRecord] = written.log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
         self._reading = asyncio.Lock()
+        self._beyond_us = ""
+        """Why a record that can be decoded cannot be folded."""
 
     async def refresh(self) -> RunHistory | None:
-        """The run's history; None if there is no such run, or none any more."""
+        """The run's history, as far as its records can be read; None if there is no such run, or none any more."""
         async with self._reading:
-            for entry in await self._ledger.read():
-                self.history.fold_ledger(entry)
-            for record in await self._trainer.read():
-                self.history.fold_trainer(record)
-            if not self._ledger.last or (self.history.state.terminal and await self._is_deleted()):
+            problems = [
+                await self._follow(subjects.LEDGER, self._ledger, self.history.fold_ledger),
+                await self._follow(subjects.TRAINER, self._trainer, self.history.fold_trainer),
+            ]
+            self.history.problem = "; ".join(dict.fromkeys(filter(None, problems)))
+            if not self._ledger.last and not self.history.problem:
+                return None
+            if self.history.state.terminal and await self._is_deleted():
                 return None
         return self.history
+
+    async def _follow(self, stream: str, log: FencedLog[R], fold: Callable[[Entry[R]], None]) -> str:
+        """Fold what is new, up to a record that cannot be read; why it cannot, or nothing."""
+        if self._beyond_us:
+            return self._beyond_us
+        entries, unreadable = await log.read_on()
+        for entry in entries:
+            try:
+                fold(entry)
+            except (ConfigError, ValueError) as error:  # e.g. a spec with settings that we do not know
+                self._beyond_us = f"{stream} sequence {entry.sequence}: {error}"
+                unreadable = Unreadable(self._beyond_us, entry.time)
+                break
+        if unreadable is None:
+            return ""
+        if not self.history.has_spec:
+            self.history.created_at = unreadable.time
+        return unreadable.why
 
     async def _is_deleted(self) -> bool:
         """Only a run that has ended can be."""

@@ -18,7 +18,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError
 
-from sluice.errors import FencedError, TransientError
+from sluice.errors import FencedError, TransientError, WireError
 from sluice.transport.nats import Bus
 from sluice.types import LedgerRecord, TrainerRecord
 from sluice.wire import subjects
@@ -44,6 +44,15 @@ class Entry(Generic[R]):
     time: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A stored record that cannot be decoded: damaged, or of a newer format than this program knows."""
+
+    why: str
+    """Names its stream and sequence."""
+    time: datetime
+
+
 class FencedLog(Generic[R]):
     """Read a subject to its end, then append to it as its only writer."""
 
@@ -56,14 +65,31 @@ class FencedLog(Generic[R]):
         """Sequence of the last record read or appended: the fence of the next append."""
 
     async def read(self) -> list[Entry[R]]:
-        """All records after `last`, to the end of the subject as it is now."""
-        entries = [
-            Entry(sequence, self._decode(payload), time)
-            async for sequence, payload, time in read_stream(self._bus, self._stream, self._subject, self.last + 1)
-        ]
+        """All records after `last`, to the end of the subject as it is now.
+
+        Raises:
+            WireError: one cannot be decoded; `last` stays where it is.
+        """
+        last = self.last
+        entries, unreadable = await self.read_on()
+        if unreadable is not None:
+            self.last = last
+            raise WireError(unreadable.why)
+        return entries
+
+    async def read_on(self) -> tuple[list[Entry[R]], Unreadable | None]:
+        """The records after `last` up to the first that cannot be decoded, and that one, if there is one."""
+        entries: list[Entry[R]] = []
+        unreadable: Unreadable | None = None
+        async for sequence, payload, time in read_stream(self._bus, self._stream, self._subject, self.last + 1):
+            try:
+                entries.append(Entry(sequence, self._decode(payload), time))
+            except WireError as error:
+                unreadable = Unreadable(f"{self._stream} sequence {sequence}: {error}", time)
+                break
         if entries:
             self.last = entries[-1].sequence
-        return entries
+        return entries, unreadable
 
     async def append(self, record: R) -> int:
         """Store `record` as the next one of this subject and return its sequence.
