@@ -14,7 +14,7 @@ from services.coordinator.api.problems import ConflictError
 from services.coordinator.deletion import is_deleted
 from services.coordinator.evaluation.sets import load_sets
 from services.coordinator.history import RunHistory
-from services.coordinator.rules import batch_room, message_room, rollouts_room
+from services.coordinator.rules import batch_room, rollouts_room
 from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.truths import TRUTHS, TruthCheck
@@ -26,6 +26,7 @@ from sluice.transport.nats import Bus
 from sluice.types import RunCreated
 from sluice.wire import subjects
 from sluice.wire.checkpoint import record_of
+from sluice.wire.room import check_message_room
 
 
 class RunCreator:
@@ -119,12 +120,7 @@ class RunCreator:
                 f"rollout.group_size = {spec.rollout.group_size} is one record of up to {batch} bytes; the NATS server "
                 f"takes messages of {largest}: lower one of the two, or raise the server's max_payload"
             )
-        if (message := message_room(spec)) > largest:
-            raise ConfigError(
-                f"rollouts of rollout.max_response_length = {spec.rollout.max_response_length} tokens, "
-                f"rollout.group_size = {spec.rollout.group_size} to a group, take messages of up to {message} bytes; "
-                f"the NATS server takes messages of {largest}: raise the server's max_payload, or lower one of the two"
-            )
+        check_message_room(spec, largest)
 
     async def _created_before(self, run_id: str, record: RunCreated) -> RunHistory:
         history = await self._stored(run_id)

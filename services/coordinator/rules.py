@@ -8,14 +8,8 @@ from typing import Self
 from sluice.config import FilterConfig, RunSpec
 from sluice.types import Origin
 from sluice.wire.payload import MAX_MESSAGE_BYTES
+from sluice.wire.room import BYTES_PER_TOKEN, rollout_room
 
-BYTES_PER_TOKEN = 7
-"""Of a stored rollout: a token id of three bytes, a float32 log-prob."""
-BYTES_PER_ROLLOUT = 256
-"""Of a stored rollout beside its tokens: names, spans, headers."""
-
-HEADER_BYTES = 4096
-"""Of any message: the server counts its headers too."""
 BATCH_BYTES_PER_ROLLOUT = 100
 """Of a rollout in a BATCH record: hash, outcomes, length, versions, place in its message; 93 with large numbers."""
 BATCH_BYTES_PER_PART = 6
@@ -78,16 +72,7 @@ def rollouts_room(spec: RunSpec) -> int:
     stored; each rollout is taken at its longest.
     """
     batches = 2 * spec.asynchrony.max_staleness + 3 + 2 * spec.checkpoint.interval
-    rollouts = batches * spec.trainer.prompts_per_step * spec.rollout.group_size
-    tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
-    return rollouts * (tokens * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)
-
-
-def message_room(spec: RunSpec) -> int:
-    """Bytes of the largest message that carries rollouts: those of an attempt share messages of a limited size."""
-    tokens = spec.data.max_prompt_length + spec.rollout.max_response_length
-    attempt = spec.rollout.group_size * (tokens * BYTES_PER_TOKEN + BYTES_PER_ROLLOUT)
-    return min(attempt, MAX_MESSAGE_BYTES) + HEADER_BYTES
+    return batches * spec.trainer.prompts_per_step * spec.rollout.group_size * rollout_room(spec)
 
 
 def batch_room(spec: RunSpec) -> int:

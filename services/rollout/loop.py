@@ -28,8 +28,9 @@ from sluice.errors import ConfigError, WaitTimeoutError
 from sluice.locations import model_folder
 from sluice.telemetry import log_context
 from sluice.transport.engine import EngineDownError
-from sluice.transport.queues import Delivery, PromptQueue
+from sluice.transport.queues import Delivery, PromptQueue, publish_event
 from sluice.transport.reward import RewardClient
+from sluice.wire.room import check_message_room
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, Any]]
@@ -88,6 +89,10 @@ class Worker:
                     await self._serve_run(run, stop)
             except RunUnfitError as error:
                 self._finder.reject(run.id, error)
+            except ConfigError as error:
+                fields = {"alarm": "worker_unfit", "worker": run.worker, "error": str(error)}
+                await publish_event(run.bus, run.id, "alarm", fields)
+                raise
             finally:
                 metrics.leave(run.id)
 
@@ -141,8 +146,13 @@ class Worker:
         return limits, attempts, await PromptQueue.join(run.bus, run.id, metrics.PROMPTS_UNREADABLE.labels(run.id).inc)
 
     async def _pull(self, queue: PromptQueue, bench: Bench, evaluations: Evaluations, watch: Watch) -> None:
-        """Keep every slot filled while the engine serves a policy version, but for the time of an evaluation."""
+        """Keep every slot filled while the engine serves a policy version, but for the time of an evaluation.
+
+        Raises:
+            ConfigError: the NATS server may refuse its rollouts. That is seen before a prompt is pulled.
+        """
         while not watch.leave.is_set():
+            check_message_room(bench.run.spec, bench.run.bus.nc.max_payload)
             if (seat := await evaluations.seat()) is not None:
                 await self._evaluate(seat, bench, evaluations, watch)
                 continue

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.rollout.attempts import Attempts
-from sluice.transport.log import last_sequence
+from sluice.transport.log import last_sequence, read_stream
 from sluice.transport.nats import Bus
 from sluice.transport.queues import fetch_rollouts
 from sluice.types import Group, GroupStatus, Rollout, Sampling
@@ -208,6 +208,7 @@ async def test_a_full_stream_holds_workers_back_until_there_is_room_and_they_say
     worker = start_worker("w")
     await stage.offer(*(stage.prompt(n, sampling=SHORT) for n in range(3)))
     await eventually(lambda: "maximum bytes exceeded" in worker.log.read_text())
+    assert f'"where": "{subjects.rollouts(stage.run)}"' in worker.log.read_text(), "it says where"
     assert await stage.stored() == {}, "no group whose rollouts are not all stored"
     await bus.js.update_stream(config, max_bytes=room)
     for group in (await stage.groups(3)).values():
@@ -217,17 +218,21 @@ async def test_a_full_stream_holds_workers_back_until_there_is_room_and_they_say
 async def test_a_worker_whose_rollouts_the_server_refuses_ends_with_the_limit_named_and_leaves_its_prompt_to_others(
     stage: Stage, nats_server: NatsServer, bus: Bus, start_worker: StartWorker
 ) -> None:
-    restart(nats_server, 8192)
     worker = start_worker("w")
-    await stage.offer(stage.prompt(0, sampling=Sampling(LONG)))
+    await stage.offer(stage.prompt(0, sampling=SHORT))
+    first = await stage.groups(1)
+    restart(nats_server, 8192)
+    await stage.offer(stage.prompt(1, sampling=Sampling(LONG)))
     assert await asyncio.to_thread(worker.popen.wait, 30) == 2
     last = worker.log.read_text().splitlines()[-1]
-    assert "max_payload of 8192" in last and "rollout.max_response_length" in last
-    assert await stage.stored() == {}, "no group whose rollouts are not all stored"
+    assert "takes messages of 8192" in last and "rollout.max_response_length" in last
+    alarms = [payload async for _, payload, _ in read_stream(bus, subjects.EVENTS, subjects.event(stage.run, "alarm"))]
+    assert len(alarms) == 1 and b"takes messages of 8192" in alarms[0] and b'"worker":"w"' in alarms[0]
+    assert await stage.stored() == first and await stage.prompts_left() == 1, "nothing was sampled for nothing"
     restart(nats_server, 1 << 20)
     start_worker("other")
-    group = (await stage.groups(1))[0]
-    assert len(await rollouts(bus, group)) == stage.prompt(0).group_size
+    group = (await stage.groups(2))[1]
+    assert len(await rollouts(bus, group)) == stage.prompt(1).group_size
 
 
 async def test_a_frozen_nats_server_stops_everything_and_loses_nothing(
