@@ -139,17 +139,21 @@ class Picture:
             on = [second for second, value in zip(line.seconds, line.values, strict=True) if value]
             axis.broken_barh([(second, self._stretch.step) for second in on], (i - 0.4, 0.8), color=f"C{i}")
         axis.set_yticks(range(len(lines)), [line.name for line in lines], fontsize=7)
+        axis.set_ylim(-0.5, len(lines) - 0.5)  # also those that were never on
         axis.set_xlim(0, self._stretch.end - self._stretch.start)
 
     def _text(self, axis: Any, panel: PanelOnFile) -> None:
         rows = [line.strip("| ").split(" | ") for line in panel.fields["options"]["content"].splitlines()]
         cells = [[cell.replace("`", "") for cell in row] for row in rows if "---" not in row[0]]
         axis.axis("off")
-        for i, (first, second) in enumerate(cells):
+        wrapped = [(first, textwrap.wrap(second, LETTERS_A_LINE)) for first, second in cells]
+        height = 1 / sum(len(lines) for _, lines in wrapped)
+        top = 1.0
+        for i, (first, lines) in enumerate(wrapped):
             weight = "bold" if i == 0 else "normal"
-            axis.text(0.0, 1 - (i + 0.5) / len(cells), first, fontsize=7, weight=weight, va="center")
-            lines = textwrap.fill(second, LETTERS_A_LINE)
-            axis.text(0.2, 1 - (i + 0.5) / len(cells), lines, fontsize=6, weight=weight, va="center")
+            axis.text(0.0, top, first, fontsize=7, weight=weight, va="top")
+            axis.text(0.2, top, "\n".join(lines), fontsize=6, weight=weight, va="top")
+            top -= height * len(lines)
 
 
 def _without_run(lines: list[Line]) -> list[Line]:
