@@ -56,6 +56,7 @@ class Answers:
         self._expected: dict[str, _Expected] = {}
         self.seconds = seconds
         self._looking: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()  # asking for it each time costs a system call
 
     @classmethod
     async def open(cls, client: Client, seconds: float) -> Self:
@@ -71,8 +72,8 @@ class Answers:
         Raises:
             TimeoutError: nothing came for `seconds`.
         """
-        name, loop = str(next(self._names)), asyncio.get_running_loop()
-        expected = self._expected[name] = _Expected(hear, loop.create_future(), loop.time())
+        name = str(next(self._names))
+        expected = self._expected[name] = _Expected(hear, self._loop.create_future(), self._loop.time())
         if self._looking is None:
             self._look()
         try:
@@ -85,17 +86,16 @@ class Answers:
     async def _take(self, message: Msg) -> None:
         name, _, number = message.subject.removeprefix(self._prefix).partition(".")
         if expected := self._expected.get(name):  # an answer that came too late has nobody who expects it
-            expected.heard_at = asyncio.get_running_loop().time()
+            expected.heard_at = self._loop.time()
             if expected.hear(int(number), message) and not expected.all_heard.done():
                 expected.all_heard.set_result(True)
 
     def _look(self) -> None:
         """Let go whoever has waited too long, and look again while somebody waits: a timer for each would cost more."""
-        loop = asyncio.get_running_loop()
         for expected in self._expected.values():
-            if loop.time() - expected.heard_at >= self.seconds and not expected.all_heard.done():
+            if self._loop.time() - expected.heard_at >= self.seconds and not expected.all_heard.done():
                 expected.all_heard.set_result(False)
-        self._looking = loop.call_later(self.seconds / 4, self._look) if self._expected else None
+        self._looking = self._loop.call_later(self.seconds / 4, self._look) if self._expected else None
 
 
 class Burst:
