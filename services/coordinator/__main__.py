@@ -22,6 +22,7 @@ from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.runs import RunReader
 from services.coordinator.streams import watch_streams
 from services.coordinator.truths import TruthCheck
+from sluice.cancellation import run_and_end_all
 from sluice.errors import ConfigError, SluiceError
 from sluice.listening import plain
 from sluice.service import calm_collector, run_service
@@ -91,7 +92,7 @@ def _run() -> int:
     check_host(config.api_host, config.api_token)
     configure_logging(config.log_level, service="coordinator")
     calm_collector()
-    asyncio.run(serve(config))
+    run_and_end_all(serve(config))
     return 0
 
 

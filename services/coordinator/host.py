@@ -110,7 +110,9 @@ class RunHost:
         except FencedError as error:
             self._log.warning("fenced", error=str(error))
         except WireError as error:
-            self._log.error("let_go_unreadable", error=str(error))  # whoever reads it next sees it, and claims it not
+            self._log.error("run_let_go", error=str(error))
+            with contextlib.suppress(TransientError, APIError, nats.errors.Error):
+                await self._runs.let_go(run_id, str(error))
         except ConfigError as error:
             self._log.error("run_unusable", error=str(error))
             with contextlib.suppress(FencedError, TransientError):

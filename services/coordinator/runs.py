@@ -45,6 +45,12 @@ class RunReader:
         reading = self._known.get(run_id)
         return reading.history if reading else None
 
+    async def let_go(self, run_id: str, why: str) -> None:
+        """Whoever held the run met a message of it that this program cannot read: none of its holders here will."""
+        history = await self.get(run_id)
+        if history is not None and not history.problem:  # else it is in the records, and may be gone one day
+            self._known[run_id].beyond_us = why
+
     async def all(self) -> list[RunHistory]:
         """All runs, newest first."""
         found = [history for run_id in await self._ids() if (history := await self.get(run_id)) is not None]
@@ -83,8 +89,8 @@ class _Reading:
         self._ledger: FencedLog[LedgerRecord] = written.log(bus, run_id)
         self._trainer: FencedLog[TrainerRecord] = trainer_log(bus, run_id)
         self._reading = asyncio.Lock()
-        self._beyond_us = ""
-        """Why a record that can be decoded cannot be folded."""
+        self.beyond_us = ""
+        """Why something of the run that is no matter of decoding its records is too new for this program."""
 
     async def refresh(self) -> RunHistory | None:
         """The run's history, as far as its records can be read; None if there is no such run, or none any more."""
@@ -102,15 +108,15 @@ class _Reading:
 
     async def _follow(self, stream: str, log: FencedLog[R], fold: Callable[[Entry[R]], None]) -> str:
         """Fold what is new, up to a record that cannot be read; why it cannot, or nothing."""
-        if self._beyond_us:
-            return self._beyond_us
+        if self.beyond_us:
+            return self.beyond_us
         entries, unreadable = await log.read_on()
         for entry in entries:
             try:
                 fold(entry)
             except (ConfigError, ValueError) as error:  # e.g. a spec with settings that we do not know
-                self._beyond_us = f"{stream} sequence {entry.sequence}: {error}"
-                unreadable = Unreadable(self._beyond_us, entry.time)
+                self.beyond_us = f"{stream} sequence {entry.sequence}: {error}"
+                unreadable = Unreadable(self.beyond_us, entry.time)
                 break
         if unreadable is None:
             return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
@@ -17,6 +18,7 @@ from sluice.wire import subjects
 from sluice.wire.records import encode_ledger
 from sluice.wire.v1 import ledger_pb2 as pb
 from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
+from tests.coordinator.test_evaluations import evaluated
 
 pytestmark = pytest.mark.usefixtures("tiny_model")
 NEWER = {
@@ -94,6 +96,22 @@ async def test_a_run_with_a_record_that_cannot_be_read_is_let_go_named_and_picke
     stage.trainer.last = await last_sequence(shared_bus, subjects.TRAINER, subjects.trainer(stage.run_id))
     await goes_on(stage)
     assert (await get(coordinator, path))["problem"] == ""
+
+
+async def test_a_run_with_an_evaluation_that_cannot_be_read_is_claimed_once_and_not_every_second(
+    coordinator: Coordinator, shared_bus: Bus
+) -> None:
+    run_id = f"{spec().name}-{hashlib.blake2b(b'evaluated', digest_size=8).hexdigest()}"
+    sequence = await shared_bus.publish(subjects.evaluations(run_id), b"\xff")
+    assert (await create(coordinator, evaluated(), key="evaluated"))["id"] == run_id
+
+    async def named() -> bool:
+        return f"EVALUATIONS sequence {sequence}" in (await get(coordinator, f"/v1/runs/{run_id}"))["problem"]
+
+    await until(named)
+    stage = await running(coordinator, shared_bus)
+    await goes_on(stage)
+    assert len(await ledger(shared_bus, run_id)) == 2, "its creation and one claim"
 
 
 async def test_a_run_of_which_not_even_the_spec_can_be_read_is_listed_and_stands_in_nobodys_way(

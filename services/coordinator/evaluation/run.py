@@ -17,7 +17,7 @@ from services.coordinator.evaluation.loop import evaluate
 from services.coordinator.evaluation.sets import LoadedSet, Piece, load_sets, prompt_of, samples_of, write_files
 from services.coordinator.run import Run
 from sluice.cancellation import end_tasks
-from sluice.errors import ConfigError, FencedError, TransientError
+from sluice.errors import ConfigError, FencedError, TransientError, WireError
 from sluice.evaluation.samples import Sample
 from sluice.evaluation_views import EvaluationView, RunEvaluationView
 from sluice.transport.evaluations import (
@@ -237,7 +237,8 @@ async def evaluating(run: Run, folder: Path | None, broken: Callable[[BaseExcept
     """See to the run's evaluations while inside; what goes on when the run has ended is settled at the exit.
 
     Args:
-        broken: told when another coordinator has taken the evaluations over, which ends this holder.
+        broken: told when another coordinator has taken the evaluations over, or this one cannot read a record of them;
+            either ends this holder.
     """
     if not run.history.spec.evaluation.sets:
         yield
@@ -257,7 +258,7 @@ async def _keep_evaluating(evaluation: RunEvaluation, run: Run, broken: Callable
         try:
             await evaluation.take_over()
             await evaluate(evaluation)
-        except FencedError as error:
+        except (FencedError, WireError) as error:
             broken(error)
             return
         except UNREACHABLE as error:
