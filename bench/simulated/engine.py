@@ -52,7 +52,7 @@ class SimulatedEngine:
     def _plan(self, body: dict[str, Any]) -> Request:
         wish = body["sampling_params"]
         seed, count, most = int(wish["sampling_seed"]), int(wish["n"]), int(wish["max_new_tokens"])
-        wrong_and_right = self._responder.answers(body["input_ids"])
+        wrong_and_right = self._responder.answers(tuple(body["input_ids"]))
         responses = []
         for i, right in enumerate(outcomes(seed, self._keep_rate, count)):
             seconds = sample_seconds(self._latency, seed, i)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from bench.simulated.responses import LOGPROB
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -112,7 +114,7 @@ def _answer(request: Request, i: int, version: str) -> dict[str, Any]:
             "completion_tokens": made,
             "weight_version": version,
             "weight_versions": _spans(request, response, made),
-            "output_token_logprobs": [[-0.25, token, None] for token in tokens],
+            "output_token_logprobs": [[LOGPROB, token, None] for token in tokens],
             "output_token_logprobs_length": made,
             "e2e_latency": request.seconds,
         },

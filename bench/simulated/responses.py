@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 SUM = re.compile(r"(\d+)\s*([+*])\s*(\d+)")
+REMEMBERED_PROMPTS = 4096
 LOGPROB = -0.25
 """Of every token: the numbers mean nothing, they only have to be there."""
 
@@ -27,10 +29,11 @@ class Responder:
 
     def __init__(self, model: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.answers = lru_cache(REMEMBERED_PROMPTS)(self._answers)
+        """A wrong answer to a prompt, and the right one."""
         self._end = int(json.loads((model / "config.json").read_text(encoding="utf-8"))["eos_token_id"])
 
-    def answers(self, prompt: list[int]) -> tuple[list[int], list[int]]:
-        """A wrong answer to the prompt, and the right one."""
+    def _answers(self, prompt: tuple[int, ...]) -> tuple[list[int], list[int]]:
         found = SUM.search(self._tokenizer.decode(prompt))
         a, sign, b = (int(found[1]), found[2], int(found[3])) if found else (0, "+", 0)
         right = a + b if sign == "+" else a * b
