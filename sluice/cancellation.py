@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 REPEAT_SECONDS = 6.0
 """Longer than a task's own clean-up takes, so that a repetition does not interrupt it."""
@@ -25,6 +27,22 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> list[BaseException]
         _, pending = await asyncio.wait(pending, timeout=REPEAT_SECONDS)
     faults = (None if task.cancelled() else task.exception() for task in tasks)
     return [fault for fault in faults if fault is not None]
+
+
+def run_and_end_all(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work` in an event loop of its own, once every task that it has left behind has ended.
+
+    `asyncio.run` cancels those once, and then waits for them: for ever, if one has lost its cancellation. The NATS
+    client, while it connects again, is such a one before Python 3.12.
+    """
+
+    async def whole() -> T:
+        try:
+            return await work
+        finally:
+            await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
+
+    return asyncio.run(whole())
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from services.rollout.engine_process import EngineProcess
 from services.rollout.loop import Settings, Worker
 from services.rollout.presence import LiveStatus
 from services.rollout.run import RunFinder
-from sluice.cancellation import end_tasks
+from sluice.cancellation import end_tasks, run_and_end_all
 from sluice.run_series import watch_disk
 from sluice.service import calm_collector, run_service
 from sluice.storage import check_writable
-from sluice.telemetry import Logger, configure_logging, get_logger, instance_name, serve_metrics
+from sluice.telemetry import configure_logging, get_logger, instance_name, serve_metrics
 from sluice.transport.nats import Bus
 
 
@@ -36,7 +36,7 @@ def _start() -> int:
     configure_logging(config.log_level, service="rollout")
     check_writable(config.cache_dir, "SLUICE_CACHE_DIR")
     calm_collector()
-    asyncio.run(_run(config))
+    run_and_end_all(_run(config))
     return 0
 
 
@@ -62,17 +62,9 @@ async def _run(config: WorkerConfig) -> None:
     finally:
         await engine.close()
         await live.close()
-        await _close(bus, log)
+        await bus.close()
         probes.close()
     log.info("worker_stopped")
-
-
-async def _close(bus: Bus, log: Logger) -> None:
-    """A server that is away must not turn an orderly end into a failure: nothing unsaid is left at this point."""
-    try:
-        await bus.close()
-    except (OSError, nats.errors.Error) as error:
-        log.warning("nats_not_closed", error=str(error))
 
 
 async def _serve_with_engine(worker: Worker, process: EngineProcess, stop: asyncio.Event) -> None:

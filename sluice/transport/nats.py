@@ -120,10 +120,17 @@ class Bus:
         return cls(client, answers, deadline_seconds)
 
     async def close(self) -> None:
-        """Send what is buffered, then disconnect; a server that is away is not waited for."""
+        """Send what is buffered, then disconnect; a server that is away is not waited for, and spoils no good end."""
         if self.nc.is_connected:
-            await self.nc.flush(timeout=2)
-        await self.nc.close()
+            await self._quietly(self.nc.flush(timeout=2))
+        await self._quietly(self.nc.close())
+
+    async def _quietly(self, step: Awaitable[object]) -> None:
+        """At the end nothing is left that somebody waits for: what was not sent had its answers waited for before."""
+        try:
+            await step
+        except (OSError, nats.errors.Error) as error:
+            self._log.warning("nats_not_closed", error=str(error))
 
     def retrying(self, where: str) -> AsyncRetrying:
         """Retry what a restarting or full server refuses, with back-off and jitter, until the bus deadline.

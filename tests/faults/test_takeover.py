@@ -52,7 +52,11 @@ async def test_groups_stored_while_a_successor_rebuilds_never_make_it_issue_more
     await hands.store(0)
     await batches(stage, 1)
     assert await issued(stage) == CAPACITY
-    assert await pending_prompts(bus, stage.run_id) == {1, 3, 4, 6}
+
+    async def acked() -> bool:
+        return await pending_prompts(bus, stage.run_id) == {1, 3, 4, 6}
+
+    await until(acked, "of those that are stored no prompt is left")
     assert sorted(await trained(stage)) == [0, 2, 5, 7]
 
 
