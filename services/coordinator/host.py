@@ -103,7 +103,7 @@ class RunHost:
             self._log.info("run_claimed", state=str(run.history.state), batches=run.history.end_step)
             async with (
                 RunInbox(run) as inbox,
-                run.offering.serving(inbox.all_offered, inbox.fail),
+                run.offering.serving(inbox.offering_rests, inbox.fail),
                 evaluating(run, self._config.evaluations_dir, inbox.fail),
             ):
                 await coordinate(run, inbox)

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, Self
 
 from services.coordinator.control import Request, serve_control
-from services.coordinator.loop import AllOffered, News, Stored, Tick
+from services.coordinator.loop import News, OfferingRests, Stored, Tick
 from services.coordinator.run import Run
 from services.coordinator.staff import Beat
 from services.coordinator.workers import listen
@@ -68,9 +68,9 @@ class RunInbox:
         """End the loop with this error: what works beside it has found out that the run is not ours any more."""
         self._queue.put_nowait(error)
 
-    def all_offered(self) -> None:
-        """What was issued is offered: more may follow."""
-        self._queue.put_nowait(AllOffered())
+    def offering_rests(self) -> None:
+        """What was issued is offered, or refused: more may follow."""
+        self._queue.put_nowait(OfferingRests())
 
     def _hear_request(self, request: Request) -> None:
         self._queue.put_nowait(request)

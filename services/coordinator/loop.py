@@ -40,11 +40,11 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class AllOffered:
-    """Every prompt that was issued is in PROMPTS now, or is not wanted any more."""
+class OfferingRests:
+    """All that was issued is in PROMPTS now, or the server takes no message as large as one of the prompts."""
 
 
-News = Stored | Entry[TrainerRecord] | Request | Tick | AllOffered
+News = Stored | Entry[TrainerRecord] | Request | Tick | OfferingRests
 
 
 class Inbox(Protocol):
@@ -87,8 +87,8 @@ async def hear(run: Run, news: News) -> None:
             await answer(run, news)
         case Tick(beat):
             await run.tick(beat)
-        case AllOffered():
-            pass  # what follows from it is that more may be issued
+        case OfferingRests():
+            pass  # what follows from it is decided with all else
 
 
 async def advance(run: Run) -> None:
@@ -152,6 +152,9 @@ async def take_step(run: Run) -> bool:
         return await end_when_evaluated(run, reason)
     if run.unscored_in_a_row >= UNSCORED_LIMIT:
         await run.change_state(RunState.PAUSED, no_verdicts(run))
+        return True
+    if run.offering.refused:
+        await run.change_state(RunState.PAUSED, f"{run.offering.refused}; resume tries again")
         return True
     # A record about groups that follows an ISSUE says that its prompts are offered.
     return run.offering.unoffered is None and await decide(run)

@@ -15,6 +15,7 @@ from itertools import islice
 
 from services.coordinator.parts import NAMED_AFTER_SECONDS
 from sluice.cancellation import end_tasks
+from sluice.errors import ConfigError
 from sluice.transport.nats import Bus
 from sluice.transport.queues import offer_prompts
 from sluice.types import Prompt
@@ -37,6 +38,8 @@ class Offering:
         self._waiting: dict[int, None] = {}
         self._added = asyncio.Event()
         self._on_their_way = asyncio.Lock()
+        self.refused = ""
+        """Why the server takes no message as large as one of them: nothing is tried before `try_again`."""
         self._moved_at = 0.0
         """When the first of them was added, or any was taken."""
 
@@ -52,6 +55,11 @@ class Offering:
         self._waiting |= dict.fromkeys(numbers)
         self._added.set()
 
+    def try_again(self) -> None:
+        """A person may have mended what the server had refused."""
+        self.refused = ""
+        self._added.set()
+
     async def clear(self) -> None:
         """Offer none of them. None is on its way any more when this returns, so a purge of PROMPTS is the last word."""
         self._waiting.clear()
@@ -61,7 +69,7 @@ class Offering:
     def wait(self) -> WaitView | None:
         """What is waited for, once that has lasted."""
         seconds = time.monotonic() - self._moved_at
-        if not self._waiting or seconds < NAMED_AFTER_SECONDS:
+        if not self._waiting or self.refused or seconds < NAMED_AFTER_SECONDS:
             return None
         return WaitView(
             name="prompt_room",
@@ -72,14 +80,12 @@ class Offering:
         )
 
     @asynccontextmanager
-    async def serving(
-        self, all_offered: Callable[[], None], fail: Callable[[BaseException], None]
-    ) -> AsyncIterator[None]:
-        """Offer what is added; `all_offered` is called each time that nothing waits any more, `fail` if it breaks."""
+    async def serving(self, rests: Callable[[], None], fail: Callable[[BaseException], None]) -> AsyncIterator[None]:
+        """Offer what is added; `rests` is called when all is offered or something is refused, `fail` if it breaks."""
 
         async def guarded() -> None:
             try:
-                await self._serve(all_offered)
+                await self._serve(rests)
             except Exception as error:
                 # Whatever it is, the loop must end by it, or the run would wait for prompts that nobody offers.
                 fail(error)
@@ -90,18 +96,24 @@ class Offering:
         finally:
             await end_tasks([task])
 
-    async def _serve(self, all_offered: Callable[[], None]) -> None:
-        """Raises: ConfigError: a prompt is larger than the server's max_payload."""
+    async def _serve(self, rests: Callable[[], None]) -> None:
         while await self._added.wait():
             self._added.clear()
-            pause = SOON_SECONDS
-            while self._waiting:
-                if await self._offer_some():
-                    pause = SOON_SECONDS
-                else:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LATEST_SECONDS)
-            all_offered()
+            try:
+                await self._offer_all()
+            except ConfigError as error:
+                self.refused = str(error)
+            rests()
+
+    async def _offer_all(self) -> None:
+        """Raises: ConfigError: a prompt is larger than the server's max_payload."""
+        pause = SOON_SECONDS
+        while self._waiting and not self.refused:
+            if await self._offer_some():
+                pause = SOON_SECONDS
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LATEST_SECONDS)
 
     async def _offer_some(self) -> bool:
         """Offer the first of them, once; whether that made a difference."""

@@ -210,6 +210,7 @@ class Run:
         """Go on after a pause; after one at the generation limit, with as many generation batches again."""
         fields: dict[str, Any] = {}
         self.unscored_in_a_row = 0
+        self.offering.try_again()
         if self.queue.at_generation_limit and self.queue.generation_limit is not None:
             allowance = self.history.spec.filter.max_generation_batches or 1
             fields["generation_limit"] = self.queue.generation_limit = self.queue.generation_batches + allowance

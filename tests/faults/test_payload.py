@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from sluice.transport.nats import Bus
-from tests.coordinator.stage import Stage, create, post, spec, wait_for_state
+from tests.coordinator.stage import ROOT, Stage, create, post, spec, wait_for_state
 from tests.faults.conftest import StartCoordinator
 from tests.faults.work import Hands, batches, dropped, finish, issued, trained
 from tests.servers import NatsServer
@@ -51,3 +52,21 @@ async def test_a_batch_that_the_server_refuses_pauses_the_run_with_the_limit_nam
     await finish(stage, 2)
     await wait_for_state(coordinator, stage.run_id, "succeeded")
     assert sorted(await trained(stage)) == list(range(16))
+
+
+async def test_prompts_that_the_server_refuses_pause_the_run_with_the_limit_named_and_are_offered_when_it_resumes(
+    bus: Bus, nats_server: NatsServer, start_coordinator: StartCoordinator, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in (ROOT / "configs" / "data" / "tiny_addition.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["extra_info"]["source"] = "x" * 4000
+    (file := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    coordinator = start_coordinator(nats_server.url)
+    stage = Stage(bus, (await create(coordinator, spec(data__train_files=[str(file)])))["id"])
+    restart(nats_server, 3000)
+    await stage.join()
+    paused = await wait_for_state(coordinator, stage.run_id, "paused")
+    assert "max_payload of 3000" in paused["reason"] and "resume tries again" in paused["reason"]
+    restart(nats_server, 1 << 20)
+    assert (await post(coordinator, f"/v1/runs/{stage.run_id}/resume")).status_code == 200
+    await Hands(stage).hold(*range(8))

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from services.coordinator import run as run_module
 from services.coordinator.board import StatusBoard
 from services.coordinator.history import RunHistory
-from services.coordinator.loop import AllOffered, Stored, advance, hear
+from services.coordinator.loop import OfferingRests, Stored, advance, hear
 from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.prompt_source import PromptSource
 from services.coordinator.run import Run
@@ -135,7 +135,7 @@ class Coordinator:
         if offering.unoffered is None or self.run.history.state.terminal:
             return False
         if offering.offer(most):
-            await self.hear(AllOffered())
+            await self.hear(OfferingRests())
         return True
 
     async def hear(self, news: Any) -> None:

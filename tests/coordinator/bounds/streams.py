@@ -165,6 +165,8 @@ def trainer_log(connection: Connection, run_id: str) -> MemoryLog[TrainerRecord]
 class Offering:
     """What a coordinator sees of its Offering; it gets on when the schedule says so."""
 
+    refused = ""
+
     def __init__(self, connection: Connection, prompt: Callable[[int], Prompt | None]) -> None:
         self._connection, self._prompt = connection, prompt
         self._waiting: list[int] = []
@@ -175,6 +177,9 @@ class Offering:
 
     def add(self, numbers: Iterable[int]) -> None:
         self._waiting += [n for n in numbers if n not in self._waiting]
+
+    def try_again(self) -> None:
+        return
 
     async def clear(self) -> None:
         self._waiting.clear()
