@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from services.coordinator.loop import UNSCORED_LIMIT
+from sluice.transport.bursts import Message
 from sluice.transport.log import last_sequence, read_stream
 from sluice.transport.nats import Bus
 from sluice.types import RunCreated
 from sluice.wire import subjects
 from sluice.wire.records import encode_ledger
 from sluice.wire.v1 import ledger_pb2 as pb
+from sluice.wire.v1 import rollouts_pb2
 from tests.coordinator.stage import Coordinator, Stage, create, get, post, spec, wait_for_state
 from tests.coordinator.test_evaluations import evaluated
 
@@ -96,6 +99,19 @@ async def test_a_run_with_a_record_that_cannot_be_read_is_let_go_named_and_picke
     stage.trainer.last = await last_sequence(shared_bus, subjects.TRAINER, subjects.trainer(stage.run_id))
     await goes_on(stage)
     assert (await get(coordinator, path))["problem"] == ""
+
+
+async def test_groups_of_which_none_can_be_read_pause_the_run_instead_of_burning_prompts(
+    coordinator: Coordinator, shared_bus: Bus
+) -> None:
+    run_id = (await create(coordinator, spec(trainer__prompts_per_step=32)))["id"]
+    await Stage(shared_bus, run_id).join()
+    await wait_for_state(coordinator, run_id, "running")
+    newer = rollouts_pb2.Group(format=9).SerializeToString()
+    await shared_bus.publish_all([Message(subjects.group(run_id, n), newer, {}) for n in range(40)])
+    paused = await wait_for_state(coordinator, run_id, "paused")
+    assert "the newest because it cannot be read (GROUPS sequence" in paused["reason"]
+    assert "has format 9" in paused["reason"] and paused["counts"]["dropped"].get("failed", 0) < UNSCORED_LIMIT
 
 
 async def test_a_run_with_an_evaluation_that_cannot_be_read_is_claimed_once_and_not_every_second(
