@@ -6,11 +6,10 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Self, TypeVar, cast
+from typing import Self, TypeVar
 
 import nats
 from nats.aio.client import Client
@@ -22,9 +21,9 @@ from prometheus_client import Counter
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from sluice.errors import ConfigError, TransientError
-from sluice.secrets import encoded_credentials, redact
 from sluice.telemetry import get_logger
 from sluice.transport.bursts import Answers, Burst, Message, bursts, runs
+from sluice.transport.connecting import connect
 from sluice.transport.streams import StreamLimits, stream_table
 from sluice.wire import subjects
 
@@ -38,8 +37,6 @@ RETRYABLE = (
 """What a request answers while the server restarts or is full: the caller tries again until its deadline."""
 CONNECT_SECONDS = 10.0
 """A server that is only just starting is waited for; one that is not there is the user's fault to mend."""
-RECONNECT_SECONDS = cast(int, 0.25)
-"""Between tries to connect again; the client sleeps for any number of seconds, though it asks for whole ones."""
 BUCKET_STREAM = "KV_"
 """How the stream below a key-value bucket is called."""
 REMIND_SECONDS = 10.0
@@ -71,51 +68,7 @@ class Bus:
         Raises:
             ConfigError: no NATS server with JetStream answers at `url`.
         """
-        log = get_logger("nats")
-
-        async def on_error(error: Exception) -> None:
-            """Each failed try to reconnect ends up here; `on_lost` has said all there is to say about those."""
-            if str(error) not in faults:
-                faults.append(str(error))
-            if client.is_connected:
-                log.warning("nats_error", error=str(error), url=redact(url))
-
-        async def on_lost() -> None:
-            if not client.is_closed:  # the client calls this for our own goodbye too
-                log.warning("nats_lost", url=redact(url))
-
-        async def on_back() -> None:
-            log.info("nats_back", url=redact(url))
-
-        credentials = encoded_credentials(url)
-        client, seconds = Client(), min(CONNECT_SECONDS, deadline_seconds)
-        faults: deque[str] = deque(maxlen=3)
-        try:
-            async with asyncio.timeout(seconds):
-                await client.connect(
-                    url.split(","),
-                    name=name,
-                    user=credentials.user,
-                    password=credentials.password,
-                    token=credentials.token,
-                    error_cb=on_error,
-                    disconnected_cb=on_lost,
-                    reconnected_cb=on_back,
-                    allow_reconnect=True,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=RECONNECT_SECONDS,
-                    connect_timeout=5,
-                    ping_interval=10,
-                    max_outstanding_pings=2,
-                    pending_size=64 << 20,
-                )
-        except (TimeoutError, OSError, nats.errors.Error) as error:
-            await client.close()
-            raise ConfigError(
-                f"SLUICE_NATS_URL={redact(url)}: no NATS server answers within {seconds:g} s "
-                f"({str(error) or '; '.join(faults) or 'connection refused'}); start one, or change the address"
-            ) from None
-        await _check_jetstream(client, url)
+        client = await connect(url, name, min(CONNECT_SECONDS, deadline_seconds))
         answers = await Answers.open(client, min(deadline_seconds, ANSWER_SECONDS))
         return cls(client, answers, deadline_seconds)
 
@@ -292,15 +245,3 @@ class Bus:
             return (await self.js.stream_info(subjects.LEDGER)).config.num_replicas or 1
         except NotFoundError:
             return 1
-
-
-async def _check_jetstream(client: Client, url: str) -> None:
-    """See what the server said of itself when we connected; in a cluster JetStream may be on the others."""
-    said = client._server_info  # the client has no public name for it
-    if said.get("jetstream") or said.get("cluster"):
-        return
-    await client.close()
-    raise ConfigError(
-        f"SLUICE_NATS_URL={redact(url)}: the NATS server has no JetStream; start it with --jetstream and a "
-        "--store_dir, or change the address"
-    )

@@ -15,7 +15,7 @@ GATHER_SECONDS = 0.005
 SMALL_ITEMS = 8
 """Requests of more items have a call of their own: what it costs is little beside their checks."""
 TOGETHER_SECONDS = 1.0
-ALONE_SECONDS = 10.0
+ALONE_SECONDS = 60.0
 """After a shared call that came to nothing there is none for so long: the verifier may be a slow one."""
 
 _Answer = asyncio.Future[list[Verdict] | None]
