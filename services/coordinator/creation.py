@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from services.coordinator import forking
+from services.coordinator.announcing import announce
 from services.coordinator.api.problems import ConflictError
 from services.coordinator.deletion import is_deleted
 from services.coordinator.evaluation.sets import load_sets
 from services.coordinator.history import RunHistory
 from services.coordinator.rules import batch_room, rollouts_room
-from services.coordinator.run import announce
 from services.coordinator.runs import RunReader
 from services.coordinator.truths import TRUTHS, TruthCheck
 from sluice.config import RunSpec

@@ -8,13 +8,14 @@ import contextlib
 import nats
 from nats.js.errors import APIError
 
+from services.coordinator.announcing import announce, set_aside
 from services.coordinator.board import StatusBoard
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.evaluation.run import evaluating
 from services.coordinator.inbox import RunInbox
 from services.coordinator.loop import coordinate
 from services.coordinator.metrics import CoordinatorMetrics
-from services.coordinator.run import Run, announce
+from services.coordinator.run import Run
 from services.coordinator.runs import RunReader
 from sluice.cancellation import end_tasks
 from sluice.errors import ConfigError, FencedError, TransientError, WireError
@@ -39,6 +40,8 @@ class RunHost:
         self._held: dict[str, asyncio.Task[None]] = {}
         self._unreadable: dict[str, str] = {}
         """Runs with records that cannot be read, with the reason."""
+        self._aside: dict[str, str] = {}
+        """Those of them that trainers and workers were told to leave."""
 
     async def serve(self) -> None:
         """Look for runs without a holder, for ever; cancel it to let go of all."""
@@ -68,16 +71,37 @@ class RunHost:
             if self._unreadable.get(run_id) != problem:
                 self._log.error("run_unreadable", run=run_id, error=problem)
                 await publish_event(self._bus, run_id, "alarm", {"alarm": "run_unreadable", "error": problem})
+            if self._aside.get(run_id) != problem and await self._set_aside(run_id, problem):
+                self._aside[run_id] = problem
         self._unreadable = problems
+        self._aside = {run_id: problem for run_id, problem in self._aside.items() if run_id in problems}
+
+    async def _set_aside(self, run_id: str, problem: str) -> bool:
+        """Trainers and workers serve others; False while a coordinator that can read the run holds it."""
+        lease = await self._lease(run_id)
+        if lease is None:
+            return False
+        try:
+            await set_aside(self._bus, run_id, problem)
+        except (APIError, nats.errors.Error) as error:
+            self._log.warning("run_not_set_aside", run=run_id, error=str(error))
+            return False
+        finally:
+            await lease.release()
+        return True
 
     async def _try(self, run_id: str) -> None:
-        try:
-            lease = await Lease.acquire(self._bus, f"coordinator.{run_id}", self.name, self._config.lease_seconds)
-        except (APIError, nats.errors.Error) as error:
-            self._log.warning("lease_unreachable", error=str(error))
-            return
+        lease = await self._lease(run_id)
         if lease is not None:
             self._held[run_id] = asyncio.create_task(self._hold(run_id, lease), name=f"run {run_id}")
+
+    async def _lease(self, run_id: str) -> Lease | None:
+        """The run's lease, if it is free."""
+        try:
+            return await Lease.acquire(self._bus, f"coordinator.{run_id}", self.name, self._config.lease_seconds)
+        except (APIError, nats.errors.Error) as error:
+            self._log.warning("lease_unreachable", error=str(error))
+            return None
 
     async def _hold(self, run_id: str, lease: Lease) -> None:
         """Coordinate one run until it ends, the lease is lost, or another coordinator has overtaken us."""

@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from services.coordinator.announcing import announce
 from services.coordinator.board import StatusBoard
 from services.coordinator.evaluation.status import Evaluating
 from services.coordinator.filter_queue import FilterQueue
@@ -41,7 +42,6 @@ from sluice.types import (
     TrainerRecord,
     TrainingFailed,
 )
-from sluice.wire import subjects
 
 SHOW_SECONDS = 1.0
 
@@ -283,16 +283,3 @@ class Run:
             status = status.model_copy(update={"waits": (no_room, *status.waits)})
         self.metrics.observe_status(self.history, self.queue, status)
         await self._teller.tell(status)
-
-
-async def announce(bus: Bus, history: RunHistory, state: RunState | None = None) -> None:
-    """Tell trainers and workers which runs there are; `state` is one that the history has yet to read."""
-    entry: dict[str, Any] = {
-        "state": str(state or history.state),
-        "created_at": history.created_at.timestamp(),
-        "config_hash": history.config_hash,
-    }
-    if (origin := history.origin) is not None:
-        entry["origin"] = {"run": origin.run_id, "checkpoint": f"{origin.checkpoint.k}.{origin.checkpoint.lineage}"}
-    bucket = await bus.bucket(subjects.RUNS_BUCKET)
-    await bucket.put(history.run_id, json.dumps(entry).encode())

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 
+from services.coordinator.announcing import announce
 from services.coordinator.api.problems import ConflictError, InvalidError
 from services.coordinator.history import RunHistory
-from services.coordinator.run import announce
 from sluice.errors import FencedError
 from sluice.transport.log import ledger_log
 from sluice.transport.nats import Bus

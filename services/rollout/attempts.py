@@ -54,8 +54,11 @@ class Attempts:
 
     async def end(self, n: int, attempt: str, engine_failed: bool) -> int:
         """Record that `attempt` ended; returns how many have failed now."""
-        rest = await self._change(n, lambda old: _without(old, attempt, int(engine_failed)))
-        return rest.failed + int(engine_failed)
+
+        def ended(old: Record) -> Record:
+            return _without(old, attempt, int(engine_failed))
+
+        return ended(await self._change(n, ended)).failed
 
     async def forget(self, n: int) -> None:
         """The group is stored: nobody will ask again. Nothing is left of the entry, not even that it is deleted."""
@@ -103,6 +106,9 @@ def _with(old: Record, attempt: str) -> Record:
 
 
 def _without(old: Record, attempt: str, failed: int) -> Record:
+    """Without an attempt that has ended; it is no longer there, and counted, if the answer to a first try was lost."""
+    if attempt not in old.open:
+        return old
     return Record(old.failed + failed, tuple(name for name in old.open if name != attempt))
 
 

@@ -246,8 +246,7 @@ async def _watching(run: Run, work: Sequence[Work], stop: asyncio.Event) -> Asyn
     watch = Watch()
 
     async def until_over() -> None:
-        state = await wait_until_over(run)
-        run.log.info("run_over", state=str(state))
+        run.log.info("run_over", reason=await wait_until_over(run))
         watch.over.set()
 
     background: list[Work] = [*work, partial(watch_holder, run), until_over, stop.wait]

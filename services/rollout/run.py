@@ -113,18 +113,18 @@ class RunFinder:
         self._unfit.add(run_id)
 
 
-async def wait_until_over(run: Run) -> RunState:
-    """Wait until the run no longer wants groups: stopping, terminal, or deleted (which counts as stopped)."""
+async def wait_until_over(run: Run) -> str:
+    """Wait until nobody wants groups of the run any more; returns why: its state, or why no coordinator holds it."""
     bucket = await run.bus.bucket(subjects.RUNS_BUCKET)
     while True:
         try:
-            state = _state((await bucket.get(run.id)).value)
+            value = (await bucket.get(run.id)).value
+            if not _wants_groups(value) and (state := _state(value)) is not None:
+                return _problem(value) or str(state)
         except KeyNotFoundError:
-            state = RunState.STOPPED
+            return "deleted"
         except NATS_FAULTS:
-            state = None  # the server is away: nothing is known
-        if state is not None and (state.terminal or state is RunState.STOPPING):
-            return state
+            pass  # the server is away: nothing is known
         await asyncio.sleep(POLL_SECONDS)
 
 
@@ -133,12 +133,21 @@ async def _live_runs(bucket: KeyValue) -> list[str]:
     try:
         for run_id in await bucket.keys():
             entry = await bucket.get(run_id)
-            state = _state(entry.value)
-            if state is not None and not state.terminal and state is not RunState.STOPPING:
+            if _wants_groups(entry.value):
                 found.append((float(json.loads(entry.value or b"{}").get("created_at", 0)), run_id))
     except NATS_FAULTS:
         return []
     return [run_id for _, run_id in sorted(found)]
+
+
+def _wants_groups(value: bytes | None) -> bool:
+    state = _state(value)
+    return state is not None and not state.terminal and state is not RunState.STOPPING and not _problem(value)
+
+
+def _problem(value: bytes | None) -> str:
+    """Why no coordinator can hold the run, or nothing."""
+    return str(json.loads(value or b"{}").get("problem", ""))
 
 
 def _state(value: bytes | None) -> RunState | None:

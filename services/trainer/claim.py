@@ -117,7 +117,7 @@ async def wait_for_run(
     bus: Bus, holder: str, lease_seconds: float, meanwhile: Callable[[], Awaitable[None]]
 ) -> tuple[str, Lease]:
     """The oldest run that is not over and whose lease is free, with that lease; looks once a second, and does
-    `meanwhile` as often."""
+    `meanwhile` as often. A run that no coordinator can hold is left until one can."""
     while True:
         for run_id in await _live_runs(bus):
             lease = await Lease.acquire(bus, f"trainer.{run_id}", holder, lease_seconds)
@@ -252,7 +252,7 @@ async def _live_runs(bus: Bus) -> list[str]:
     try:
         for run_id in await bucket.keys():
             entry = json.loads((await bucket.get(run_id)).value or b"{}")
-            if not RunState(entry["state"]).terminal:
+            if not RunState(entry["state"]).terminal and not entry.get("problem"):
                 found.append((entry["created_at"], run_id))
     except (NoKeysError, KeyNotFoundError):
         return []

@@ -40,6 +40,11 @@ async def ledger(bus: Bus, run_id: str) -> list[int]:
     return [sequence async for sequence, _, _ in read_stream(bus, subjects.LEDGER, subjects.ledger(run_id))]
 
 
+async def announced(bus: Bus, run_id: str) -> dict[str, Any]:
+    """What trainers and workers are told of the run."""
+    return dict(json.loads((await (await bus.bucket(subjects.RUNS_BUCKET)).get(run_id)).value or b"{}"))
+
+
 def events(bus: Bus, run_id: str) -> AsyncIterator[tuple[int, bytes, datetime]]:
     return read_stream(bus, subjects.EVENTS, subjects.event(run_id, "alarm"))
 
@@ -91,6 +96,11 @@ async def test_a_run_with_a_record_that_cannot_be_read_is_let_go_named_and_picke
         return [alarm["error"] for alarm in alarms if alarm.get("alarm") == "run_unreadable"] == [view["problem"]]
 
     await until(alarmed)
+
+    async def set_aside() -> bool:
+        return bool((await announced(shared_bus, stage.run_id)).get("problem") == view["problem"])
+
+    await until(set_aside)
     ends = await last_sequence(shared_bus, subjects.LEDGER, subjects.ledger(stage.run_id))
     await goes_on(other)
     assert await last_sequence(shared_bus, subjects.LEDGER, subjects.ledger(stage.run_id)) == ends, "nobody claims it"
@@ -99,6 +109,7 @@ async def test_a_run_with_a_record_that_cannot_be_read_is_let_go_named_and_picke
     stage.trainer.last = await last_sequence(shared_bus, subjects.TRAINER, subjects.trainer(stage.run_id))
     await goes_on(stage)
     assert (await get(coordinator, path))["problem"] == ""
+    assert "problem" not in await announced(shared_bus, stage.run_id)
 
 
 async def test_groups_of_which_none_can_be_read_pause_the_run_instead_of_burning_prompts(

@@ -168,9 +168,9 @@ class Stage:
         await self.state(state)
         return self.spec
 
-    async def state(self, state: str, created_at: float = 1.0) -> None:
+    async def state(self, state: str, created_at: float = 1.0, **fields: str) -> None:
         bucket = await self.bus.bucket(subjects.RUNS_BUCKET)
-        entry = {"state": state, "created_at": created_at, "config_hash": "x"}
+        entry = {"state": state, "created_at": created_at, "config_hash": "x"} | fields
         await bucket.put(self.run, json.dumps(entry).encode())
 
     def write_version(self, number: int, lineage: int = 1, scale: float = 1.0) -> Version:

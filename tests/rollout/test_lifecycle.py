@@ -151,6 +151,24 @@ async def test_a_run_with_another_config_hash_is_refused_and_others_are_served(
     await stage.groups(1)
 
 
+async def test_a_run_that_no_coordinator_can_hold_is_left_for_others_until_one_can(
+    stage: Stage, engine: EngineServer, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    other = Stage(stage.bus, stage.model, tmp_path, run="run-b")
+    for run in (stage, other):
+        await run.open()
+        await run.publish(0)
+    await start_worker(engine.url)
+    await eventually(lambda: _serves(stage, "w1"))
+    await stage.state("running", problem="LEDGER sequence 3: LedgerRecord has format 9")
+    await other.offer(other.prompt(0))
+    await other.groups(1)
+    await stage.state("running")
+    await other.state("stopping")
+    await stage.offer(stage.prompt(0))
+    await stage.groups(1)
+
+
 async def test_the_worker_starts_restarts_and_stops_the_engine_it_sits_beside(
     stage: Stage, start_process: StartProcess
 ) -> None:

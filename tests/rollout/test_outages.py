@@ -50,6 +50,7 @@ async def test_attempts_are_known_before_they_end_and_forgotten_once_the_group_i
     assert await attempts.begin(3, "a") == Record(0, ())
     assert await attempts.begin(3, "b") == Record(0, ("a",))  # the worker of "a" may have died with its engine
     assert await attempts.end(3, "b", engine_failed=True) == 1
+    assert await attempts.end(3, "b", engine_failed=True) == 1, "said again, as an answer was lost, it counts once"
     third = await attempts.begin(3, "c")
     assert third == Record(1, ("a",))
     assert third.suspect

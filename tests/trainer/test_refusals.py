@@ -1,5 +1,6 @@
 """What is refused before anything starts, in one line that names value, limit and knob."""
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -10,13 +11,15 @@ from typing import Any
 import pytest
 
 from services.trainer.checkpoint import CheckpointManifest
-from services.trainer.claim import Claim, Restored, check_claim
+from services.trainer.claim import Claim, Restored, check_claim, wait_for_run
 from services.trainer.config import TrainerSettings
 from services.trainer.policy import load_policy
 from services.trainer.ranks import Ranks
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
+from sluice.transport.nats import Bus
 from sluice.types import Checkpoint
+from sluice.wire import subjects
 from tests.trainer.script import make_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning")
@@ -147,3 +150,21 @@ def test_dropout_of_a_checkpoint_is_switched_off(tiny_model: Path, tmp_path: Pat
     policy = load_policy(make_spec(tmp_path / "model"))
     assert policy.body.config.attention_dropout == 0.0
     assert policy.body.layers[0].self_attn.attention_dropout == 0.0
+
+
+async def test_a_run_that_no_coordinator_can_hold_is_left_until_one_can(bus: Bus) -> None:
+    bucket = await bus.bucket(subjects.RUNS_BUCKET)
+
+    async def announce(run_id: str, created_at: float, **fields: str) -> None:
+        await bucket.put(run_id, json.dumps({"state": "running", "created_at": created_at} | fields).encode())
+
+    async def found() -> str:
+        run_id, lease = await wait_for_run(bus, "trainer", 5.0, lambda: asyncio.sleep(0))
+        await lease.release()
+        return run_id
+
+    await announce("older", 1.0, problem="LEDGER sequence 3: LedgerRecord has format 9")
+    await announce("newer", 2.0)
+    assert await found() == "newer"
+    await announce("older", 1.0)
+    assert await found() == "older"
