@@ -23,6 +23,8 @@ Hear = Callable[[int, Msg], bool]
 BURST_MESSAGES = 256
 BURST_BYTES = 8 << 20
 """So much at once keeps the server busy; what is more waits its turn here instead of in the connection's buffer."""
+AWAY_SECONDS = 0.05
+"""Between two looks whether a lost connection is back."""
 NO_RESPONDERS, NOT_FOUND, END_OF_BATCH = "503", "404", "204"
 
 
@@ -51,7 +53,7 @@ class Answers:
     """
 
     def __init__(self, client: Client, seconds: float) -> None:
-        self._prefix = client.new_inbox() + "."
+        self._client, self._prefix = client, client.new_inbox() + "."
         self._names = count()
         self._expected: dict[str, _Expected] = {}
         self.seconds = seconds
@@ -72,6 +74,7 @@ class Answers:
         Raises:
             TimeoutError: nothing came for `seconds`.
         """
+        await self._connected()
         name = str(next(self._names))
         expected = self._expected[name] = _Expected(hear, self._loop.create_future(), self._loop.time())
         if self._looking is None:
@@ -82,6 +85,19 @@ class Answers:
                 raise TimeoutError(f"no answer for {self.seconds:g} s")
         finally:
             del self._expected[name]
+
+    async def _connected(self) -> None:
+        """Send nothing while the connection is lost: the client would keep it, once for each time that it is asked
+        again, until it takes no more. One that was closed for good refuses what is sent.
+
+        Raises:
+            TimeoutError: it is not back within `seconds`.
+        """
+        give_up_at = self._loop.time() + self.seconds
+        while not (self._client.is_connected or self._client.is_closed):
+            if self._loop.time() >= give_up_at:
+                raise TimeoutError(f"no connection for {self.seconds:g} s")
+            await asyncio.sleep(AWAY_SECONDS)
 
     async def _take(self, message: Msg) -> None:
         name, _, number = message.subject.removeprefix(self._prefix).partition(".")

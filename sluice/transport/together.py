@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
 from sluice.cancellation import end_tasks
@@ -51,27 +51,34 @@ class Together:
 
     async def close(self) -> None:
         """End the calls that are open; who waits for them asks by itself."""
-        await end_tasks(self._calls)
+        await end_tasks(list(self._calls))
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
         if len(waiting) == 1:
             _settle(waiting[0][1], None)
             return
+
+        def end(call: asyncio.Task[None]) -> None:
+            """Also of a call that was cancelled, be it before it began."""
+            self._calls.discard(call)
+            for _, answer in waiting:
+                _settle(answer, None)
+
         call = asyncio.get_running_loop().create_task(self._call(waiting))
         self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(end)
 
     async def _call(self, waiting: Sequence[tuple[Sequence[ScoreItem], _Answer]]) -> None:
-        verdicts: Iterator[Verdict] | None = None
+        """Settle the answers if the call brings them."""
         try:
             async with asyncio.timeout(TOGETHER_SECONDS):
                 verdicts = iter(await self._ask([item for items, _ in waiting for item in items]))
         except (TimeoutError, TransientError, PermanentError, WireError):
             self._alone_until = asyncio.get_running_loop().time() + ALONE_SECONDS
-        finally:  # also of a call that is cancelled
-            for items, answer in waiting:
-                _settle(answer, None if verdicts is None else list(islice(verdicts, len(items))))
+            return
+        for items, answer in waiting:
+            _settle(answer, list(islice(verdicts, len(items))))
 
 
 def _settle(answer: _Answer, verdicts: list[Verdict] | None) -> None:

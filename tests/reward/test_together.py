@@ -81,3 +81,11 @@ async def test_who_comes_alone_or_with_many_items_shares_no_call_and_a_close_lea
     assert calls[4:] == [1, 1], "each asks by itself"
     answered.set()
     await asyncio.gather(*asked)
+
+    asked = [asyncio.ensure_future(together.score([make_item("x")])) for _ in range(2)]
+    for _ in range(3):  # turns of the event loop: the shared call is made, and has not begun
+        await asyncio.sleep(0)
+    await together.close()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*asked)
+    assert calls[6:] == [1, 1], "also of a call that never began"

@@ -65,6 +65,15 @@ async def test_a_server_that_is_frozen_in_mid_burst_ends_up_with_each_message_on
     assert (await bus.js.stream_info(subjects.ROLLOUTS)).state.messages == 20
 
 
+async def test_what_cannot_be_sent_does_not_pile_up_while_the_server_is_away(bus: Bus, nats_server: NatsServer) -> None:
+    nats_server.stop()
+    storing = asyncio.create_task(bus.publish_all(messages(4, 1_000_000)))
+    await asyncio.sleep(2.5)  # it is tried again by then
+    assert bus.nc.pending_data_size < 100_000, "the client refuses whatever is sent once it keeps 64 MB"
+    nats_server.start()
+    assert await storing == [1, 2, 3, 4]
+
+
 async def test_an_answer_renews_the_patience_with_its_burst_and_silence_ends_it(bus: Bus) -> None:
     async def answer(request: Msg) -> None:
         number = request.reply.rpartition(".")[2]
