@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from services.coordinator.api.body import MAX_BODY_BYTES
 from sluice.config import RunSpec
 from sluice.errors import ConfigError
 from sluice.types import RunState
+from sluice.views import RunView
 from tests.api.run_shelf import RunShelf, serving
 
 
@@ -188,6 +190,26 @@ async def test_events_come_as_they_happen_and_go_on_after_the_last_one_seen(
     shelf.change(run["id"], state=RunState.SUCCEEDED)
     rest = await http.get(f"/v1/runs/{run['id']}/events", headers={"Last-Event-ID": "1"})
     assert [line for line in rest.text.splitlines() if line.startswith("id:")] == ["id: 2"]
+
+
+async def test_who_is_cut_off_by_a_coordinator_that_ends_is_told_to_ask_again_and_event_streams_end_in_order(
+    spec: RunSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hanging(RunShelf):
+        async def list(self) -> Sequence[RunView]:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    async with httpx.AsyncClient(trust_env=False) as client:
+        async with serving(Hanging()) as url:
+            run = (await client.post(f"{url}/v1/runs", content=spec.canonical_json)).json()
+            addresses = (f"{url}/v1/runs", f"{url}/v1/runs/{run['id']}/events")
+            cut_off = [asyncio.ensure_future(client.get(address)) for address in addresses]
+            await asyncio.sleep(0.2)
+        hung, stream = await asyncio.gather(*cut_off)
+    assert "ask again" in problem(hung, 503)["detail"]
+    assert stream.status_code == 200
+    assert "Exception in ASGI application" not in caplog.text
 
 
 async def test_an_event_id_that_is_no_number_is_refused_before_the_stream_begins(

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI
 from services.coordinator.api import meta, problems, routes
 from services.coordinator.api.access import TokenCheck
 from services.coordinator.api.body import add_run_spec_schema
+from services.coordinator.api.parting import PartingWords
 from sluice.config import RunSpec
 from sluice.evaluation_views import RunEvaluationView
 from sluice.group_views import GroupDetailView, GroupView
@@ -150,6 +151,7 @@ def create_app(runs: RunDirectory, token: str | None = None) -> FastAPI:
     )
     app.state.runs = runs
     problems.install(app)
+    app.add_middleware(PartingWords)
     app.include_router(routes.router, dependencies=[Depends(TokenCheck(token))])
     app.include_router(meta.router)
     add_run_spec_schema(app)

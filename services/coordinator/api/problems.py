@@ -90,7 +90,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-def _answer(request: Request, fault: ApiError) -> JSONResponse:
+def answer(request: Request, fault: ApiError) -> JSONResponse:
+    """The problem document of `fault`."""
     problem = Problem(
         type=f"urn:sluice:problem:{fault.kind}",
         title=http.HTTPStatus(fault.status).phrase,
@@ -119,15 +120,15 @@ def _printable(value: Any) -> Any:
 
 async def _on_fault(request: Request, fault: Exception) -> JSONResponse:
     assert isinstance(fault, ApiError)
-    return _answer(request, fault)
+    return answer(request, fault)
 
 
 async def _on_config_error(request: Request, error: Exception) -> JSONResponse:
-    return _answer(request, InvalidError(str(error)))
+    return answer(request, InvalidError(str(error)))
 
 
 async def _on_unavailable(request: Request, error: Exception) -> JSONResponse:
-    return _answer(request, UnavailableError(str(error)))
+    return answer(request, UnavailableError(str(error)))
 
 
 async def _on_validation(request: Request, error: Exception) -> JSONResponse:
@@ -136,9 +137,9 @@ async def _on_validation(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
-        return _answer(request, ApiError(f"the body is not JSON: {reason}", field="body", limit="a JSON object"))
+        return answer(request, ApiError(f"the body is not JSON: {reason}", field="body", limit="a JSON object"))
     field = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    return _answer(request, InvalidError(f"{field}: {in_plain_words(first)}", field=field, value=first.get("input")))
+    return answer(request, InvalidError(f"{field}: {in_plain_words(first)}", field=field, value=first.get("input")))
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
@@ -146,11 +147,11 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     fault = ApiError(f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is")
     fault.status, fault.kind = error.status_code, http.HTTPStatus(error.status_code).name.lower().replace("_", "-")
-    return _answer(request, fault)
+    return answer(request, fault)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     """Our own fault: the server logs it with its traceback, the caller gets one line."""
     fault = ApiError(f"the coordinator failed on this request ({type(error).__name__}); its log says why")
     fault.status, fault.kind = 500, "internal"
-    return _answer(request, fault)
+    return answer(request, fault)
