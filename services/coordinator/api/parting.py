@@ -13,7 +13,7 @@ from services.coordinator.api.problems import UnavailableError, answer
 class PartingWords:
     """Ends a request that the server cuts off: with 503 if nothing was said yet, else with the end of its stream.
 
-    Left alone, the server takes that for a fault of ours: it logs a traceback and answers 500, which is not asked again.
+    Left alone, the server takes that for a fault of ours: it logs a traceback, and answers 500, which ends a watch.
     """
 
     def __init__(self, app: ASGIApp) -> None:
