@@ -17,6 +17,16 @@ RECONNECT_SECONDS = cast(int, 0.25)
 """Between tries to connect again; the client sleeps for any number of seconds, though it asks for whole ones."""
 
 
+class _LastingClient(Client):
+    """Connects again also after an error that the server has named, which the library takes for the end."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
+        await self._error_cb(error)
+        if "permissions violation" not in str(error):  # after all others the server closes the connection
+            await self._process_op_err(error)
+
+
 async def connect(url: str, name: str, seconds: float) -> Client:
     """A client that reconnects for ever.
 
@@ -43,7 +53,7 @@ async def connect(url: str, name: str, seconds: float) -> Client:
         log.info("nats_back", url=redact(url))
 
     credentials = encoded_credentials(url)
-    client = Client()
+    client = _LastingClient()
     faults: deque[str] = deque(maxlen=3)
     try:
         async with asyncio.timeout(seconds):

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-import nats
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
@@ -63,7 +62,7 @@ class EvaluationQueue:
         """Up to `most` prompts; an empty list when none came within `wait_seconds` or the server is away."""
         try:
             messages = await self._subscription.fetch(most, timeout=wait_seconds)
-        except (*RETRYABLE, nats.errors.ConnectionClosedError):
+        except RETRYABLE:
             return []
         return [delivery for m in messages if (delivery := await self._readable(m)) is not None]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import nats
@@ -105,7 +106,7 @@ class PromptQueue:
         """Up to `most` prompts; an empty list when none came within `wait_seconds` or the server is away."""
         try:
             messages = await self._subscription.fetch(most, timeout=wait_seconds)
-        except (*RETRYABLE, nats.errors.ConnectionClosedError):
+        except RETRYABLE:
             return []
         return [delivery for m in messages if (delivery := await self._readable(m)) is not None]
 
@@ -260,7 +261,8 @@ async def queue_depth(bus: Bus, run_id: str) -> tuple[int, int]:
 
 async def delete_prompts(bus: Bus, run_id: str) -> None:
     """Take back every prompt of a run that nobody finished; its groups must be settled first."""
-    await bus.burst.purge(subjects.PROMPTS, subjects.prompts(run_id))
+    subject = subjects.prompts(run_id)
+    await bus.asking(subject, partial(bus.burst.purge, subjects.PROMPTS, subject))
 
 
 async def publish_event(bus: Bus, run_id: str, kind: str, fields: dict[str, Any]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from pathlib import Path
 
 import nats
 import pytest
 from nats.aio.msg import Msg
 
+from sluice.errors import ConfigError
 from sluice.transport.bursts import BURST_BYTES, Answers, Burst, Message, bursts, runs
 from sluice.transport.nats import Bus
 from sluice.wire import subjects
@@ -72,6 +74,23 @@ async def test_what_cannot_be_sent_does_not_pile_up_while_the_server_is_away(bus
     assert bus.nc.pending_data_size < 100_000, "the client refuses whatever is sent once it keeps 64 MB"
     nats_server.start()
     assert await storing == [1, 2, 3, 4]
+
+
+async def test_a_limit_that_is_lowered_on_the_running_server_is_named_and_costs_no_connection(tmp_path: Path) -> None:
+    server, settings = NatsServer(tmp_path / "nats"), tmp_path / "nats.conf"
+    settings.write_text("max_payload: 2MB")
+    server.start("-c", str(settings))
+    assert server.process is not None
+    bus = await Bus.connect(server.url, "test", deadline_seconds=10)
+    await bus.ensure_streams()
+    settings.write_text("max_payload: 100KB")
+    server.process.send_signal(signal.SIGHUP)  # nobody who is connected is told
+    await asyncio.sleep(0.3)
+    with pytest.raises(ConfigError, match="max_payload of 102400"):
+        await bus.publish_all(messages(1, 1_000_000))
+    assert await bus.publish_all(messages(1)) == [1]
+    await bus.close()
+    server.kill()
 
 
 async def test_an_answer_renews_the_patience_with_its_burst_and_silence_ends_it(bus: Bus) -> None:
