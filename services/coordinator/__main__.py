@@ -22,7 +22,7 @@ from services.coordinator.metrics import CoordinatorMetrics
 from services.coordinator.runs import RunReader
 from services.coordinator.streams import watch_streams
 from services.coordinator.truths import TruthCheck
-from sluice.cancellation import run_and_end_all
+from sluice.cancellation import end_tasks, run_and_end_all
 from sluice.errors import ConfigError, SluiceError
 from sluice.listening import plain
 from sluice.service import calm_collector, run_service
@@ -62,9 +62,8 @@ async def serve(config: CoordinatorConfig) -> None:
             raise SluiceError("the API server ended by itself; its lines above say why")
     finally:
         server.should_exit = True
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(api, *loops, return_exceptions=True)
+        await end_tasks(loops)
+        await asyncio.gather(api, return_exceptions=True)
         await board.close()
         await bus.close()
 
