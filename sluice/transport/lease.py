@@ -10,7 +10,7 @@ from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from sluice.cancellation import end_tasks
-from sluice.transport.nats import RETRYABLE, Bus
+from sluice.transport.nats import Bus
 from sluice.wire import subjects
 
 
@@ -53,8 +53,8 @@ class Lease:
             except KeyWrongLastSequenceError:
                 if not await self._still_mine():
                     break
-            except RETRYABLE:
-                continue
+            except (APIError, TimeoutError, nats.errors.Error):
+                continue  # whatever it is: it may pass in time, else the lease is lost
         self.lost.set()
 
     async def _still_mine(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from nats.js.errors import KeyNotFoundError
 
@@ -54,3 +55,13 @@ async def test_the_lease_of_a_silent_holder_falls_free_and_the_holder_learns_tha
         await lease.lost.wait()
     await asyncio.gather(woken)
     await other.release()
+
+
+async def test_a_holder_whose_renewals_the_server_refuses_learns_that_it_lost(bus: Bus) -> None:
+    lease = await Lease.acquire(bus, "k", "a", TTL)
+    assert lease is not None
+    leases = (await bus.js.stream_info(f"KV_{subjects.LEASES_BUCKET}")).config
+    await bus.js.update_stream(replace(leases, max_msg_size=8))
+    async with asyncio.timeout(20 * TTL):
+        await lease.lost.wait()
+    await lease.release()
