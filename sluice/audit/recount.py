@@ -23,7 +23,7 @@ from sluice.audit.reading import Snapshot, read_rollouts, read_snapshot
 from sluice.audit.report import AuditReport
 from sluice.audit.rollouts import RolloutCheck, Scored
 from sluice.audit.staleness import Staleness, measure_staleness
-from sluice.errors import ConfigError
+from sluice.errors import ConfigError, TransientError
 from sluice.transport.nats import Bus
 
 PASSES = 4
@@ -66,6 +66,8 @@ async def _connect(url: str) -> Bus:
         raise ConfigError(
             f"no NATS server answers at {url} within {CONNECT_SECONDS:g} s; name another one, or start it"
         ) from None
+    except TransientError as error:
+        raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import cast
 import nats
 from nats.aio.client import Client
 
-from sluice.errors import ConfigError
+from sluice.errors import ConfigError, TransientError
 from sluice.secrets import encoded_credentials, redact
 from sluice.telemetry import get_logger
 
@@ -34,7 +34,8 @@ async def connect(url: str, name: str, seconds: float) -> Client:
         url: `nats://host:port`, several with commas between.
 
     Raises:
-        ConfigError: no NATS server with JetStream answers at `url` within `seconds`.
+        TransientError: no server answers at `url` within `seconds`; it may be there soon.
+        ConfigError: one does, and refuses the credentials, or has no JetStream.
     """
     log = get_logger("nats")
 
@@ -76,12 +77,16 @@ async def connect(url: str, name: str, seconds: float) -> Client:
             )
     except (TimeoutError, OSError, nats.errors.Error) as error:
         await client.close()
-        raise ConfigError(
-            f"SLUICE_NATS_URL={redact(url)}: no NATS server answers within {seconds:g} s "
-            f"({str(error) or '; '.join(faults) or 'connection refused'}); start one, or change the address"
-        ) from None
+        raise _absent(url, seconds, str(error) or "; ".join(faults) or "connection refused") from None
     await _check_jetstream(client, url)
     return client
+
+
+def _absent(url: str, seconds: float, said: str) -> ConfigError | TransientError:
+    text = f"SLUICE_NATS_URL={redact(url)}: no NATS server answers within {seconds:g} s ({said})"
+    if "authorization" in said.lower():
+        return ConfigError(f"{text}; change the credentials")
+    return TransientError(f"{text}; start one, or change the address")
 
 
 async def _check_jetstream(client: Client, url: str) -> None:

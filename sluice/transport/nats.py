@@ -66,7 +66,7 @@ class Bus:
             url: `nats://host:port`, several with commas between.
 
         Raises:
-            ConfigError: no NATS server with JetStream answers at `url`.
+            TransientError, ConfigError: as `connecting.connect`.
         """
         client = await connect(url, name, min(CONNECT_SECONDS, deadline_seconds))
         answers = await Answers.open(client, min(deadline_seconds, ANSWER_SECONDS))
