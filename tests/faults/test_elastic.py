@@ -13,7 +13,8 @@ from sluice.types import GroupStatus, Sampling
 from tests.rollout.stage import RewardServer, Stage, WorkerProcess, eventually
 from tests.servers import simulated_engine
 
-PROMPTS = 160
+PORTION = 32
+"""Prompts that are offered at a time, so that there are some for whoever comes last, however long that takes."""
 SLOTS = "4"
 """Groups in flight of a worker: how much is done depends on how many there are."""
 
@@ -34,6 +35,18 @@ async def test_from_one_worker_to_eight_to_two_every_prompt_becomes_one_group(
     await stage.forget_silent_workers_after(3.0)
     reward = RewardServer(tmp_path / "reward")
     workers: dict[str, WorkerProcess] = {}
+    offered = 0
+
+    async def offer() -> None:
+        nonlocal offered
+        await stage.offer(*(stage.prompt(n, sampling=Sampling(8)) for n in range(offered, offered + PORTION)))
+        offered += PORTION
+
+    async def all_have_stored(names: set[str]) -> bool:
+        stored = await stage.stored()
+        if len(stored) > offered - PORTION:
+            await offer()
+        return names <= {group.worker for group in stored.values()}
 
     def join(*names: str) -> None:
         for name in names:
@@ -42,18 +55,18 @@ async def test_from_one_worker_to_eight_to_two_every_prompt_becomes_one_group(
 
     try:
         join("w0")
-        await stage.offer(*(stage.prompt(n, sampling=Sampling(8)) for n in range(PROMPTS)))
+        await offer()
         before = await stage.groups(4)
         await stage.publish(1)
         late = {f"w{i}" for i in range(1, 8)}
         join(*sorted(late))
-        await eventually(lambda: _all_have_stored(stage, late))
+        await eventually(lambda: all_have_stored(late), 60)
         workers.pop("w3").kill()
         leaving = [workers.pop(f"w{i}") for i in (0, 2, 4, 5, 6)]
         codes = await asyncio.gather(*(asyncio.to_thread(worker.stop) for worker in leaving))
         assert codes == [0] * 5
-        groups = await stage.groups(PROMPTS)
-        assert set(before) <= set(groups) == set(range(PROMPTS))
+        groups = await stage.groups(offered)
+        assert set(before) <= set(groups) == set(range(offered))
         assert {group.status for group in groups.values()} == {GroupStatus.SCORED}
         theirs = [s for group in groups.values() if group.worker in late for s in group.rollouts]
         assert {s.oldest_version.number for s in theirs} == {1}, "who comes late serves the newest version only"
@@ -61,8 +74,3 @@ async def test_from_one_worker_to_eight_to_two_every_prompt_becomes_one_group(
         for worker in workers.values():
             worker.kill()
         reward.kill()
-
-
-async def _all_have_stored(stage: Stage, names: set[str]) -> bool:
-    """Whether each has; the queue is fed meanwhile only with what it was given at the start."""
-    return names <= {group.worker for group in (await stage.stored()).values()}

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from services.trainer.config import TrainerSettings
 from sluice.transport.log import read_stream
 from sluice.transport.nats import Bus
-from sluice.types import RunState, StateChange
+from sluice.types import Floors, RunState, StateChange
 from sluice.wire import subjects
 from tests.servers import free_port
 from tests.trainer.running import chain_by_hand, checkpoints, events, lineages, tensors, train, until, versions
@@ -160,7 +160,7 @@ async def test_a_rollout_stream_three_quarters_full_makes_a_checkpoint_due(
 ) -> None:
     script = Script(bus, make_spec(tiny_model))
     await script.create()
-    await script.add_batch()
+    await script.add_batch(floors=Floors(0, rollouts=100))  # a checkpoint gives back whatever there is
     info = await bus.js.stream_info(subjects.ROLLOUTS)
     await bus.js.update_stream(info.config, max_bytes=int(info.state.bytes / 0.8))
     await script.ledger.append(StateChange(RunState.STOPPED, "ends without asking for a checkpoint"))
