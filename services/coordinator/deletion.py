@@ -61,9 +61,7 @@ async def delete_run(bus: Bus, run_id: str, keep_checkpoints: bool) -> DeletionV
     await remove_evaluation_consumer(bus, run_id)
     await _forget(bus, subjects.RUNS_BUCKET, run_id)
     for stream, subject in subjects.of_run(run_id):
-        async for attempt in bus.retrying(subject):
-            with attempt:
-                await bus.js.purge_stream(stream, subject=subject)
+        await bus.purge(stream, subject)
     return DeletionView(id=run_id, keep_checkpoints=keep_checkpoints)
 
 

@@ -62,8 +62,7 @@ class Attempts:
 
     async def forget(self, n: int) -> None:
         """The group is stored: nobody will ask again. Nothing is left of the entry, not even that it is deleted."""
-        subject, stream = self._subject(n), f"KV_{subjects.ATTEMPTS_BUCKET}"
-        await self._bus.asking(subject, partial(self._bus.burst.purge, stream, subject))
+        await self._bus.purge(f"KV_{subjects.ATTEMPTS_BUCKET}", self._subject(n))
 
     async def _change(self, n: int, change: Callable[[Record], Record]) -> Record:
         """Compare-and-set until it holds; returns the old value."""

@@ -24,10 +24,7 @@ async def purge(bus: Bus, run_id: str, floors: Floors) -> None:
         await archive_groups(bus, run_id, floors.groups)
     for stream, subject, floor in _share(run_id, floors):
         if floor:
-            async for attempt in bus.retrying(subject):
-                with attempt:
-                    # The server keeps the sequence that it is given and what comes after.
-                    await bus.js.purge_stream(stream, seq=floor + 1, subject=subject)
+            await bus.purge(stream, subject, before=floor + 1)
 
 
 async def room_is_wanted(bus: Bus, run_id: str, floors: Floors) -> bool:

@@ -120,8 +120,8 @@ class Burst:
     def __init__(self, client: Client, answers: Answers) -> None:
         self._client, self._answers = client, answers
 
-    async def purge(self, stream: str, subject: str) -> None:
-        """Remove from `stream` all that it holds of `subject`.
+    async def purge(self, stream: str, subject: str, before: int | None = None) -> None:
+        """Remove from `stream` all that it holds of `subject`, or what lies below the stream sequence `before`.
 
         Raises:
             nats.errors.Error, TimeoutError: the server refused or did not answer.
@@ -135,7 +135,8 @@ class Burst:
                 faults.append(error)
             return True
 
-        await self._request(f"$JS.API.STREAM.PURGE.{stream}", {"filter": subject}, hear)
+        asked = {"filter": subject} | ({} if before is None else {"seq": before})
+        await self._request(f"$JS.API.STREAM.PURGE.{stream}", asked, hear)
         if faults:
             raise faults[0]
 

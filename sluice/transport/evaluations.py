@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -142,4 +141,4 @@ async def clear_evaluation(bus: Bus, run_id: str, number: int) -> None:
         (subjects.EVAL_PROMPTS, subjects.evaluation_prompts(run_id, number)),
         (subjects.EVAL_GROUPS, subjects.evaluation_groups(run_id, number)),
     ):
-        await bus.asking(subject, partial(bus.burst.purge, stream, subject))
+        await bus.purge(stream, subject)

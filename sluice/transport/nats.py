@@ -53,7 +53,7 @@ class Bus:
     def __init__(self, client: Client, answers: Answers, deadline_seconds: float) -> None:
         self.nc = client
         self.js: JetStreamContext = client.jetstream(timeout=answers.seconds)
-        self.burst = Burst(client, answers)
+        self._burst = Burst(client, answers)
         self._log = get_logger("nats").bind(deadline_seconds=deadline_seconds)
         self._said_at = -math.inf
         self.deadline_seconds = deadline_seconds
@@ -139,7 +139,7 @@ class Bus:
         for burst in bursts(messages):
             stored: dict[int, int] = {}
             with self._storing(burst[0].subject, max(len(message.payload) for message in burst)):
-                await self.asking(burst[0].subject, partial(self.burst.store, burst, stored))
+                await self.asking(burst[0].subject, partial(self._burst.store, burst, stored))
             sequences += [stored[number] for number in range(len(burst))]
         return sequences
 
@@ -154,7 +154,7 @@ class Bus:
         stored: dict[int, int] = {}
         with self._storing(messages[0].subject, max(len(message.payload) for message in messages)):
             try:
-                await self.burst.store(messages, stored)
+                await self._burst.store(messages, stored)
             except RETRYABLE as error:
                 self._note(messages[0].subject, error)
         return set(stored)
@@ -165,13 +165,17 @@ class Bus:
 
         async def fetch(run: range) -> None:
             while run:
-                await self.asking(stream, partial(self.burst.fetch, stream, run, found))
+                await self.asking(stream, partial(self._burst.fetch, stream, run, found))
                 if run.start not in found:
                     return
                 run = range(next((at for at in run if at not in found), run.stop), run.stop)
 
         await asyncio.gather(*map(fetch, runs(sequences)))
         return found
+
+    async def purge(self, stream: str, subject: str, before: int | None = None) -> None:
+        """Remove from `stream` all that it holds of `subject`, or what lies below the stream sequence `before`."""
+        await self.asking(subject, partial(self._burst.purge, stream, subject, before))
 
     @contextmanager
     def _storing(self, subject: str, nbytes: int) -> Iterator[None]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import nats
@@ -261,8 +260,7 @@ async def queue_depth(bus: Bus, run_id: str) -> tuple[int, int]:
 
 async def delete_prompts(bus: Bus, run_id: str) -> None:
     """Take back every prompt of a run that nobody finished; its groups must be settled first."""
-    subject = subjects.prompts(run_id)
-    await bus.asking(subject, partial(bus.burst.purge, subjects.PROMPTS, subject))
+    await bus.purge(subjects.PROMPTS, subjects.prompts(run_id))
 
 
 async def publish_event(bus: Bus, run_id: str, kind: str, fields: dict[str, Any]) -> None:
